@@ -220,7 +220,7 @@ def commands() -> str:
 def configuration(out: Path) -> str:
     """The settings of mkdocs."""
     navigation = ["nav:", "  - Start: index.md", "  - Getting started: getting-started.md"]
-    navigation += ["  - Gallery: gallery.md", "  - Playground: playground.md"]
+    navigation += ["  - Gallery: gallery.md", "  - Playground: playground.md", "  - Advice: advice.md"]
     for folder, heading in FOLDERS.items():
         pages = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
         navigation += [f"  - {heading}:", *(f"    - {folder}/{page}" for page in pages)]

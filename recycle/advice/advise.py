@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -12,12 +13,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from recycle.advice.candidates import Candidate, candidates, job_of, least_period, sequences
+from recycle.advice.candidates import Candidate, candidates, job_of, least_period, most_samples, sequences
 from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect, loads_per_rank
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob
 from recycle.job.analytic import GPUS
 from recycle.plans import Vector
+from recycle.solve.normalize import StageBounds
 from recycle.solve.problem import Problem
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.comparison import Comparison, make_system, references
@@ -101,35 +103,56 @@ class Setting:
 
 
 class _Bound(NamedTuple):
-    """A candidate in the queue: first by its upper bound of samples per second, negated."""
+    """A candidate in the queue: first by its upper bound of samples per second, negated.
+
+    The bound follows from the work of the layers, then from `period` of the priced job, then from `advice`.
+    """
 
     rate: float
     micro_batch: int
     number: int
     candidate: Candidate
-    job: PricedJob
-    period: float
+    job: PricedJob | None = None
+    period: float = 0.0
     advice: Advice | None = None
     is_planned: bool = False
 
 
+class _Loads(StageBounds):
+    """Periods with k dead workers in a rank: the fault-free one, or the load of the rank's fullest worker."""
+
+    def __init__(self, job: PricedJob, fault_free: float) -> None:
+        self.rows = [[fault_free, *row] for row in loads_per_rank(job).clip(fault_free).T.tolist()]
+
+
 class _Fixed(ReCycle):
-    """ReCycle in a given configuration. With dead workers a period is the fault-free one, or the load of a stage."""
+    """ReCycle in a given configuration, with the periods of `_Loads`."""
 
     def __init__(self, scenario: Scenario, fault_free: float) -> None:
         super().__init__(scenario)
-        self._fault_free, self._loads = fault_free, loads_per_rank(self.job)
+        self.loads = _Loads(self.job, fault_free)
+        rows = enumerate(self.loads.rows)
+        self._ranks = [
+            rank for _, _, rank in sorted((load, k, rank) for rank, row in rows for k, load in enumerate(row) if k)
+        ]
 
     def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
         planner = replace(scenario.job.planner, **self.techniques)
         return scenario, scenario.job.with_sections(planner=planner)
 
+    @property
+    def _bounds(self) -> StageBounds:
+        return self.loads
+
+    def _normal_vector(self, dead: int) -> Vector | None:
+        counts = Counter(self._ranks[:dead])
+        return tuple(counts[rank] for rank in range(self.job.shape.ranks)) if dead <= len(self._ranks) else None
+
     def _is_searched(self, vector: Vector) -> bool:
         return False
 
     def period(self, vector: Vector) -> float:
-        slowest = max((self._loads[dead - 1][rank] for rank, dead in enumerate(vector) if dead), default=0.0)
-        self._periods[vector] = max(self._fault_free, slowest)
+        self._periods[vector] = self.loads.bound_of(vector)
         return self._periods[vector]
 
 
@@ -138,34 +161,35 @@ def advise(
 ) -> list[Advice]:
     """Return the best configurations, by expected samples per second, with their simulations.
 
-    A candidate's period is bounded at first, then taken from the planner's first plan, for as many as can be among the
-    first `count`, at most `MOST_PLANNED`; after that a bound counts as the period. Of candidates that differ only in
-    the size of a micro-batch, the best one is returned.
+    A candidate's rate is bounded by the work of its layers at first, then by its priced job, then by the planner's
+    first plan, for as many as can be among the first `count`; at most `MOST_PLANNED` are planned, and the bound of
+    the others counts as their period. Of candidates that differ only in the size of a micro-batch, the best one is
+    returned.
 
     Raises:
         JobError: no candidate fits into memory.
     """
     report = progress or (lambda phase, done, total: None)
-    every = list(candidates(setting.job, setting.gpus, setting.per_node))
-    # Refine the candidate with the largest upper bound of samples per second, until the first ones are exact.
-    bounds, dead, planned, best = list[_Bound](), setting.dead(), 0, dict[Candidate, Advice]()
-    for number, candidate in enumerate(every, 1):
-        job = job_of(setting.job, candidate, setting.per_node)
-        if job is not None and (period := least_period(job)[0]) < inf:
-            bounds.append(_Bound(-sequences(job) / period, -candidate.micro_batch, number, candidate, job, period))
-        if not number % 50 or number == len(every):
-            report("candidates", number, len(every))
-    if not bounds:
-        shown = f"{setting.job.model.layers} layers and a global batch of {sequences(setting.job)} sequences"
-        raise JobError(
-            f"no configuration of {shown} fits on {setting.gpus} GPUs and uses half of them; give GPUs with more"
-            " memory, a larger batch ([shape] micro_batches), or another number of GPUs"
-        )
+    job, dead, priced, planned, best = setting.job, setting.dead(), 0, 0, dict[Candidate, Advice]()
+    most = most_samples(job)
+    bounds = [
+        _Bound(-most(candidate), -candidate.micro_batch, number, candidate)
+        for number, candidate in enumerate(candidates(job, setting.gpus, setting.per_node))
+    ]
+    total = len(bounds)
     heapify(bounds)
     while bounds and len(best) < count:
         bound = heappop(bounds)
         alike = bound.candidate._replace(micro_batch=0)
         if alike in best:
+            continue
+        if bound.job is None:
+            priced += 1
+            if not priced % 50:
+                report("candidates", priced, total)
+            shaped = job_of(job, bound.candidate, setting.per_node)
+            if shaped is not None and (period := least_period(shaped)[0]) < inf:
+                heappush(bounds, bound._replace(rate=-sequences(job) / period, job=shaped, period=period))
             continue
         if bound.advice is not None and bound.is_planned:
             best[alike] = bound.advice
@@ -177,8 +201,15 @@ def advise(
             bound = bound._replace(period=period, is_planned=True)
         elif bound.advice is not None:
             bound = bound._replace(is_planned=True)
-        advice = _advice(setting, bound.candidate, bound.job, bound.period, dead)
+        assert bound.job is not None
+        advice = advice_of(setting, bound.candidate, bound.job, bound.period, dead)
         heappush(bounds, bound._replace(rate=-advice.expected.samples_per_second, advice=advice))
+    if not best:
+        shown = f"{job.model.layers} layers and a global batch of {sequences(job)} sequences"
+        raise JobError(
+            f"no configuration of {shown} fits on {setting.gpus} GPUs and uses half of them; give GPUs with more"
+            " memory, a larger batch ([shape] micro_batches), or another number of GPUs"
+        )
     advised, traces = list(best.values()), setting.traces(seeds)
     for number, advice in enumerate(advised):
         outcomes = simulate(setting, advice, traces)
@@ -187,7 +218,7 @@ def advise(
     return advised
 
 
-def _advice(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
+def advice_of(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
     scenario = dataclasses.replace(Scenario.of(job), failure_rate=dead.failed / setting.nodes)
     spares = setting.nodes - scenario.nodes
     return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares))
@@ -263,7 +294,7 @@ def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity
             job = job_of(changed.job, advice.candidate, setting.per_node)
             if job is not None:
                 scaled = advice.period * least_period(job)[0] / least_period(advice.job)[0]
-                rates[advice.candidate] = _advice(
+                rates[advice.candidate] = advice_of(
                     changed, advice.candidate, job, scaled, dead
                 ).expected.samples_per_second
         if rates:

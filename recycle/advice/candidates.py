@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -28,6 +29,9 @@ LEAST_USED = 0.5
 _CHUNKS: tuple[tuple[int, Placing], ...] = ((1, "loop"), (2, "loop"), (2, "v"))
 
 
+Recompute = Literal["none", "full"]
+
+
 class Candidate(NamedTuple):
     """A configuration; `recompute` is `[model] recompute`, `sharded` is `[train] sharded_optimizer`."""
 
@@ -37,7 +41,7 @@ class Candidate(NamedTuple):
     micro_batch: int
     chunks: int
     placement: Placing
-    recompute: Literal["none", "full"]
+    recompute: Recompute
     sharded: bool
 
     @property
@@ -70,7 +74,7 @@ def candidates(job: Job, gpus: int, per_node: int) -> Iterator[Candidate]:
                 for pipelines in (d for d in whole if d * ranks * tensor >= LEAST_USED * gpus):
                     for sharded in (False, True)[: 1 + (pipelines > 2)]:
                         train = replace(job.train, sharded_optimizer=sharded)
-                        grid = replace(job.grid, pipelines=pipelines)
+                        grid = replace(job.grid, pipelines=pipelines, ranks=1, chunks=1, micro_batches=1)
                         weigh = parameter_bytes(replace(least, train=train, grid=grid))
                         if parameters * (weigh.state + weigh.gradient) > room * ranks * tensor:
                             continue
@@ -79,6 +83,24 @@ def candidates(job: Job, gpus: int, per_node: int) -> Iterator[Candidate]:
                                 yield Candidate(
                                     tensor, ranks, pipelines, micro_batch, chunks, placement, recompute, sharded
                                 )
+
+
+def most_samples(job: Job) -> Callable[[Candidate], float]:
+    """Return an upper bound on samples per second: the layers' F, I and W, spread evenly over all ranks."""
+
+    @cache
+    def work(tensor_parallel: int, micro_batch: int, recompute: Recompute) -> float:
+        grid = replace(job.grid, tensor_parallel=tensor_parallel)
+        data, model = replace(job.data, micro_batch_size=micro_batch), replace(job.model, recompute=recompute)
+        times = replace(job.times, profile=ANALYTIC)
+        return sum(layer_seconds(replace(job, grid=grid, data=data, model=model, times=times)))
+
+    return lambda candidate: (
+        candidate.pipelines
+        * candidate.ranks
+        * candidate.micro_batch
+        / work(candidate.tensor_parallel, candidate.micro_batch, candidate.recompute)
+    )
 
 
 def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:

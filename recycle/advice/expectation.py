@@ -1,21 +1,22 @@
 """What a configuration delivers under failures, in closed form.
 
-A node that fails costs a pause and half an iteration, one that returns a pause. Between these, the iteration takes the
-period for the number of dead nodes, which spares replace first; the others are spread over the stages where they cost
-least: with k of D hosts dead, the others of a stage run up to ceil(D m / (D - k)) micro-batches. A failure that takes
-all hosts of a stage, or of a shard of the optimizer's state, costs a restart and half a checkpoint interval, whose
-length follows Young's rule (CACM 17(9), 1974).
+A node that fails costs a pause and the iteration in progress, one that returns a pause. Between these, the iteration
+takes the period for the number of dead nodes, which spares replace first; the others are spread over the stages where
+they cost least: with k of D hosts dead, the others of a stage run up to ceil(D m / (D - k)) micro-batches. A failure
+that takes all hosts of a stage, or of a shard of the optimizer's state, costs a restart and the work since the last
+checkpoint; the interval follows Young's rule (CACM 17(9), 1974).
 
-The number of dead nodes at a time is Poisson-distributed. Its mean follows from the rate, which varies between nodes
-with a gamma distribution, and the lognormal repair time, as in `systems.failure_generator`.
+The number of dead nodes at a time is the sum of two: those of single failures, binomial, and those of failures that
+take several nodes, compound Poisson. Both follow from the rate, which varies between nodes with a gamma distribution,
+and the lognormal repair time, as in `systems.failure_generator`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from math import ceil, comb, expm1, inf, log, sqrt
+from itertools import pairwise
+from math import ceil, comb, exp, expm1, inf, log, sqrt
 from statistics import NormalDist
 from typing import Annotated
 
@@ -42,6 +43,7 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         burst: share of failures that take several nodes (a switch, a rack's power).
         burst_nodes: most nodes that such a failure takes.
         spread: shape of the distribution of rates over nodes; smaller means more failures from few nodes.
+        announced: share of failures with a notice, such as maintenance: no detection, no lost work.
     """
 
     rate: Annotated[float, Meta(ge=0, le=1e6)] = 4.2
@@ -49,7 +51,8 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repair_p90: Annotated[float, Meta(gt=0, le=1e6)] = 312.0
     burst: Annotated[float, Meta(ge=0, le=1)] = 0.05
     burst_nodes: Annotated[int, Meta(ge=2, le=10_000)] = 8
-    spread: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    spread: Annotated[float, Meta(ge=1e-3, le=1e6)] = 1.0
+    announced: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.repair_p90 < self.repair_median:
@@ -65,27 +68,38 @@ class DeadNodes:
 
     Attributes:
         shares: shares[k] is the share of the time with k dead nodes.
-        events: failures per second; several nodes may fail in one.
+        events, unexpected: failures per second, and those without a notice; several nodes may fail in one.
         failed: nodes that fail, per second.
     """
 
     shares: tuple[float, ...]
     events: float
+    unexpected: float
     failed: float
 
     @classmethod
     def of_model(cls, model: FailureModel, nodes: int, days: float) -> DeadNodes:
         """Return the expectation for a cluster that begins with all nodes alive."""
-        rate = model.rate / 1000 / DAY
-        means = [
-            nodes * _share_down(model, rate, at * days * DAY / _POINTS) for at in (k + 0.5 for k in range(_POINTS))
-        ]
-        most = min(nodes, ceil(max(means) + 8 * sqrt(max(means)) + 8))
-        shares = np.mean([_poisson(mean, most) for mean in means], axis=0)
-        failed = rate * nodes * (1 - sum(means) / _POINTS / nodes)
-        largest = min(model.burst_nodes, nodes)
-        per_event = 1 if largest < 2 else 1 - model.burst + model.burst * (2 + largest) / 2
-        return cls(tuple((shares / shares.sum()).tolist()), failed / per_event, failed)
+        rate, largest = model.rate / 1000 / DAY, min(model.burst_nodes, nodes)
+        burst = model.burst if largest > 1 else 0.0
+        per_event = 1 - burst + burst * (2 + largest) / 2
+        in_bursts = burst * (2 + largest) / 2 / per_event
+        times = (np.arange(_POINTS) + 0.5) * days * DAY / _POINTS
+        down = [_share_down(model, rate, time) for time in times]
+        mean = nodes * max(down)
+        most = min(nodes, ceil(mean + (8 + 8 * burst) * (sqrt(largest * mean) + largest)))
+        z = np.exp(-2j * np.pi * np.arange(2 * most + 2) / (2 * most + 2))  # of generating functions
+        shares = np.zeros(len(z))
+        for time, share in zip(times, down, strict=True):
+            single = (1 + share * (1 - in_bursts) * (z - 1)) ** nodes
+            several = _several_down(model, largest, time, z) if burst else 0.0 * z
+            slope = nodes * share * in_bursts / (model.spread * nodes)
+            shares += np.fft.ifft(single * (1 - slope * several) ** (-model.spread * nodes)).real / _POINTS
+        shares[most] += shares[most + 1 :].sum()
+        shares = np.maximum(shares[: most + 1], 0.0)
+        failed = rate * nodes * (1 - sum(down) / _POINTS)
+        events = failed / per_event
+        return cls(tuple((shares / shares.sum()).tolist()), events, events * (1 - model.announced), failed)
 
     @classmethod
     def of_trace(cls, trace: FailureTrace) -> DeadNodes:
@@ -93,30 +107,41 @@ class DeadNodes:
         for (since, alive), (until, _) in pairwise([*trace.alive(), (trace.end, 0)]):
             seconds[trace.nodes - alive] += until - since
         most = int(np.flatnonzero(seconds)[-1]) + 1 if seconds.any() else 1
-        events = sum(bool(change.failed) for change in trace.changes)
+        failures = [change for change in trace.changes if change.failed]
+        unexpected = sum(not change.is_announced(change.failed) for change in failures)
         end = trace.end or 1.0
-        return cls(tuple((seconds[:most] / end).tolist()), events / end, trace.failures / end)
+        shares = tuple((seconds[:most] / end).tolist())
+        return cls(shares, len(failures) / end, unexpected / end, trace.failures / end)
+
+
+def _repair(model: FailureModel) -> tuple[float, float]:
+    """Return mean and standard deviation of the logarithm of the repair time in seconds."""
+    return log(model.repair_median * 3600), log(model.repair_p90 / model.repair_median) / _P90 or 1e-9
 
 
 def _share_down(model: FailureModel, rate: float, after: float) -> float:
     """Return the share of nodes that are down at a time, over nodes with gamma-distributed rates."""
-    mu, sigma = log(model.repair_median * 3600), log(model.repair_p90 / model.repair_median) / _P90 or 1e-9
-    steps = np.linspace(0.0, after, 513)[1:]
-    gone = np.array([NormalDist(mu, sigma).cdf(log(step)) for step in steps])
-    down = after - float(gone.mean()) * after  # integral of the share not yet repaired
-    weights = [(k + 0.5) / 64 for k in range(64)]
-    if model.spread == 1.0:
-        weights = [-log(1 - weight) for weight in weights]
-    else:
-        draws = np.sort(np.random.default_rng(0).gamma(model.spread, 1 / model.spread, 4096))
-        weights = [float(draws[int(weight * 4096)]) for weight in weights]
-    return sum(weight * rate * down / (1 + weight * rate * down) for weight in weights) / len(weights)
+    mu, sigma = _repair(model)
+    repaired = NormalDist(mu, sigma).cdf(log(after))
+    ended = min(after, exp(min(mu + sigma**2 / 2, 700.0)) * NormalDist(mu + sigma**2, sigma).cdf(log(after)))
+    down = rate * (ended + after * (1 - repaired))  # of a node with the mean rate, were it never down
+    weights = -np.log(1 - (np.arange(64) + 0.5) / 64)
+    if model.spread != 1.0:
+        weights = np.sort(np.random.default_rng(0).gamma(model.spread, 1 / model.spread, 4096))[32::64]
+    return float(np.mean(weights * down / (1 + weights * down)))
 
 
-def _poisson(mean: float, most: int) -> np.ndarray:
-    counts = np.arange(most + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(mean, 1e-300) / counts[1:]))])
-    return np.exp(logs - mean)
+def _several_down(model: FailureModel, largest: int, after: float, z: np.ndarray) -> np.ndarray:
+    """Return the generating function of the nodes down from failures of 2 to `largest` nodes, less 1, per mean node."""
+    ages = after * ((np.arange(48) + 0.5) / 48) ** 4
+    weights = ages**0.75
+    mu, sigma = _repair(model)
+    down = np.array([1 - NormalDist(mu, sigma).cdf(log(age)) for age in ages])
+    each = 1 + down[:, None] * (z - 1)
+    rest = np.where(abs(1 - each) < 1e-9, 1.0, 1 - each)
+    sums = np.where(rest == 1.0, largest - 1.0, each**2 * (1 - each ** (largest - 1)) / rest)  # of powers 2 to largest
+    nodes = (largest - 1) * (largest + 2) / 2
+    return np.asarray(weights @ (sums - (largest - 1)) / ((weights @ down) * nodes))
 
 
 @dataclass(frozen=True)
@@ -141,18 +166,43 @@ class Expectation:
         return self.samples_per_second / self.fault_free
 
 
-def loads_per_rank(job: PricedJob) -> list[list[float]]:
-    """Return, for 1 to D - 1 dead hosts, the seconds of an iteration of each rank's fullest other host."""
+def loads_per_rank(job: PricedJob) -> np.ndarray:
+    """Return the seconds of an iteration of each rank's fullest host: a row per 1 to D - 1 dead hosts of a stage."""
     shape, prices = job.shape, job.prices
 
-    def per_rank(*names: str) -> list[float]:
+    def per_rank(*names: str) -> np.ndarray:
         stages = [sum(each) for each in zip(*(prices.per_stage(name, shape.stages) for name in names), strict=True)]
-        return [sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)]
+        return np.array([sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)])
 
     each = per_rank("forward", "backward_input", "backward_weight")
-    once = per_rank("reduce", "step", "gather")
-    micro_batches = [ceil(shape.global_micro_batches / hosts) for hosts in range(shape.pipelines - 1, 0, -1)]
-    return [[count * a + b for a, b in zip(each, once, strict=True)] for count in micro_batches]
+    micro_batches = -(-shape.global_micro_batches // np.arange(shape.pipelines - 1, 0, -1))
+    return np.asarray(micro_batches[:, None] * each + per_rank("reduce", "step", "gather"))
+
+
+def kept_share(rate: float, interval: float) -> float:
+    """Return the share of work that counts if each failure repeats what was done since the last end of an interval.
+
+    Source: Daly, FGCS 22(3), 2006, for failures at exponential distances: x / (e^x - 1) with x = rate * interval.
+
+    Args:
+        rate: failures per second.
+        interval: seconds.
+    """
+    expected = min(rate * interval, 700.0)
+    return expected / expm1(expected) if expected else 1.0
+
+
+def effective_share(rate: float, pause: float, every: float, stall: float) -> float:
+    """Return the effective share of the time if each failure stops all workers and returns to the last checkpoint.
+
+    A failure in a pause begins it again, so the share of the time outside pauses is e^(-rate * pause).
+
+    Args:
+        rate: failures per second.
+        pause: seconds from a failure until training goes on.
+        every, stall: seconds of training between checkpoints, and those that one takes.
+    """
+    return exp(-rate * pause) * kept_share(rate, every + stall) * every / (every + stall)
 
 
 def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureModel, spares: int) -> Expectation:
@@ -160,30 +210,34 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     job, nodes = scenario.job, scenario.nodes
     used = nodes / (nodes + spares)
     per_node = len(scenario.node_of) / nodes
-    least, workers_down = (
-        sorted(chain.from_iterable(loads_per_rank(job))),
-        [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))],
-    )
-    periods = [max(period, [period, *least, inf][min(down, len(least) + 1)]) for down in workers_down]
-    speed = sum(share * period / each for share, each in zip(dead.shares, periods, strict=True))
-    stopped = sum(share for share, each in zip(dead.shares, periods, strict=True) if each == inf)
-    events, failed = dead.events * used, dead.failed * used
+    workers_down = [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))]
+    least = np.sort(loads_per_rank(job).clip(period), axis=None)
+    periods = np.array([period, *least, inf])[np.minimum(workers_down, len(least) + 1)]
+    speed = float(np.sum(np.array(dead.shares) * period / periods))
+    stopped = float(np.sum(dead.shares, where=periods == inf))
+    events, unexpected, failed = (each * used for each in (dead.events, dead.unexpected, dead.failed))
     copied = scenario.copy_seconds(scenario.state_per_worker)
     fatal = _fatal_share(scenario, model)
     checkpoints = scenario.checkpoints(nodes, max(fatal, 1e-9))
-    every, stall = (inf, 0.0) if checkpoints is None else (checkpoints.every, checkpoints.stall)
     pauses, spared = scenario.pauses, min(1.0, spares / max(1, len(dead.shares) - 1))
-    lost = {
-        "detect": events * pauses.detect,
+    seconds = {
+        "detect": unexpected * pauses.detect,
         "plan": events * pauses.plan,
         "rebuild": (events + failed) * pauses.rebuild,
         "copy": failed * copied * (1 + spared),
-        "redone": events * (1 - fatal) * period / 2 + (events * fatal * every / 2 if events and fatal else 0.0),
         "restart": events * fatal * scenario.restart().restart,
-        "checkpoint": stall / (every + stall) if stall else 0.0,
     }
-    running = max(0.0, 1 - sum(lost.values()))
-    lost |= {"degraded": running * (1 - speed - stopped), "stopped": stopped}
+    paused = sum(seconds.values())
+    training = exp(-paused)
+    lost = {cause: (1 - training) * each / paused if paused else 0.0 for cause, each in seconds.items()}
+    repeated = kept_share(unexpected * (1 - fatal), period)
+    if checkpoints is not None:
+        repeated *= kept_share(unexpected * fatal, checkpoints.every + checkpoints.stall)
+    lost["redone"] = training * (1 - repeated)
+    saving = 0.0 if checkpoints is None else checkpoints.stall / (checkpoints.every + checkpoints.stall)
+    lost["checkpoint"] = training * repeated * saving
+    running = training * repeated * (1 - saving)
+    lost |= {"degraded": running * (1 - speed - stopped), "stopped": running * stopped}
     fault_free = scenario.samples / period
     return Expectation(fault_free * running * speed, fault_free, lost, events * fatal)
 

@@ -23,8 +23,6 @@ from recycle.systems.cluster import CAUSES
 from recycle.systems.comparison import system_names
 from recycle.systems.failure_files import read_trace
 
-RIVALS = "checkpoint_restart,hot_spare,sample_dropping"
-
 
 def advise(
     job: Path,
@@ -33,8 +31,8 @@ def advise(
     failures: str | None = None,
     days: Annotated[float, typer.Option(min=0.01, max=3650)] = 60.0,
     count: Annotated[int, typer.Option(min=1, max=50)] = 5,
-    seeds: Annotated[int, typer.Option(min=1, max=100)] = 3,
-    systems: str = RIVALS,
+    seeds: Annotated[int, typer.Option(min=0, max=100)] = 3,
+    systems: str | None = None,
     changes: list[str] | None = None,
     output: Path | None = None,
     save: Path | None = None,
@@ -53,12 +51,14 @@ def advise(
         failures (FILE|RATE): failure trace, or failures per 1,000 node-days; 4.2 if left out.
         days: length of the run.
         count: configurations to print.
-        seeds: simulations of each configuration, over other failures of the same rates.
-        systems (A,B): systems to simulate with the first configuration, as in recycle compare.
+        seeds: simulations of each configuration, over other failures of the same rates; 0 for no simulation at all,
+            which a cluster of tens of thousands of GPUs needs.
+        systems (A,B): systems to simulate with the first configuration, as in recycle compare; all but recycle's own
+            if left out.
         changes (--set KEY=VALUE): change an assumption: a key of the job file such as pauses.detect, or failures.rate,
             failures.repair_median and others; repeat for more.
         output (-o FILE): write the job file of the first configuration.
-        save (DIR): write the comparison with other systems, for recycle view.
+        save (DIR): write the simulations of the configurations and the other systems, for recycle view.
     """
     if gpus % gpus_per_node:
         raise JobError(f"--gpus {gpus}: is not a multiple of --gpus-per-node {gpus_per_node}")
@@ -69,22 +69,26 @@ def advise(
         if not equals:
             raise JobError(f"--set {change}: write KEY=VALUE, for example pauses.detect=30")
         setting = advice.with_value(setting, key.strip(), value.strip())
-    names = system_names(systems)
+    names = [name for name in system_names(systems) if systems or not name.startswith("recycle")]
     with progress_bars(transient=True) as show, errors_as(JobError, str(job)):
         advised = advice.advise(
             setting, count, range(seeds), lambda phase, done, total: show(phase, done, total, phase)
         )
         effects = advice.sensitivity(setting, advised)
-        compared = advice.compare_with(setting, advised[0], names)
+        compared = [advice.compare_with(setting, advised[0], names)] if seeds else []
     best = advised[0]
     assumptions = [*analytic.assumptions(best.job), *_assumptions(setting)]
     if output is not None:
         write_whole(output, best.job.to_toml())
-    comparison = comparison_as_json(best.job, [compared], [])
+    figures_of_systems = comparison_as_json(best.job, compared, [])
     if save is not None:
+        named = [
+            replace(each.simulated[0], system=f"{n}: {_shape(each)}") for n, each in enumerate(advised, 1) if seeds
+        ]
+        saved = [replace(each, outcomes=(*named, *each.outcomes[1:])) for each in compared]
         with writing(save):
             save.mkdir(parents=True, exist_ok=True)
-        write_whole(save / "comparison.json", json.dumps(comparison) + "\n")
+        write_whole(save / "comparison.json", json.dumps(comparison_as_json(best.job, saved, [])) + "\n")
     figures = {
         "format": "recycle-advice",
         "gpus": gpus,
@@ -94,7 +98,7 @@ def advise(
         "sensitivity": [
             {"change": e.change, "samples_per_second": e.samples_per_second, "best": e.best._asdict()} for e in effects
         ],
-        "systems": comparison["systems"],
+        "systems": figures_of_systems["systems"],
     }
 
     def show_all() -> None:
@@ -106,9 +110,12 @@ def advise(
             now = best.expected.samples_per_second
             change = f" ({effect.samples_per_second / now - 1:+.1%})" if now else ""
             print(f"  {effect.change}: {effect.samples_per_second:.4g}{change}{also}")
-        print("\nother systems on the same workers and failures (recycle compare has more)")
-        rows = [(o.system, o.layout or "does not fit", f"{o.goodput:.4g}", f"{o.ettr:.2%}") for o in compared.outcomes]
-        print_table(("system", "runs", "samples/s", "effective"), rows, left=("system", "runs"))
+        for comparison in compared:
+            print("\nother systems on the same workers and failures")
+            rows = [
+                (o.system, o.layout or "does not fit", f"{o.goodput:.4g}", f"{o.ettr:.2%}") for o in comparison.outcomes
+            ]
+            print_table(("system", "runs", "samples/s", "effective"), rows, left=("system", "runs"))
         print("\nassumptions")
         print("\n".join(f"  {line}" for line in assumptions))
         if output is not None:
@@ -173,6 +180,10 @@ def _print(setting: Setting, advised: Sequence[Advice]) -> None:
         print_table(("", *causes), rows)
 
 
+def _shape(each: Advice) -> str:
+    return f"{each.candidate.tensor_parallel} x {each.candidate.ranks} x {each.candidate.pipelines}"
+
+
 def _row(number: int, each: Advice) -> tuple[str, ...]:
     candidate, job, expected = each.candidate, each.job, each.expected
     seen = sorted(outcome.goodput for outcome in each.simulated)
@@ -181,7 +192,7 @@ def _row(number: int, each: Advice) -> tuple[str, ...]:
     optimizer += ", undo on the host" if job.planner.staggered and job.train.undo == "host" else ""
     return (
         str(number),
-        f"{candidate.tensor_parallel} x {candidate.ranks} x {candidate.pipelines}",
+        _shape(each),
         chunks,
         f"{job.shape.micro_batches} of {candidate.micro_batch}",
         candidate.recompute,

@@ -2,7 +2,8 @@
 
 Training is a sequence of iterations of `period` seconds; only committed samples count. A failure takes effect
 immediately. A failure in a pause restarts the pause, with the longer duration per cause, because pending copies and
-starts are still needed. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
+starts are still needed. Before a failure with a notice the iteration ends, and a checkpoint is written if one will be
+read. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class _Cluster:
             self.waiting -= change.failed
             dead = change.failed & self.state.live
             if dead:
-                self._apply_change(dead, frozenset())
+                self._apply_change(dead, frozenset(), change.is_announced(dead))
             usable |= dict.fromkeys(change.joined, change.time + self.scenario.pauses.start)
             if progress and number % 64 == 0:
                 progress(change.time / until)
@@ -313,8 +314,11 @@ class _Cluster:
         if self.pending is not None and self.pending[0] <= self.now:
             self.saved, self.pending = self.pending[1], None
 
-    def _apply_change(self, failed: Nodes, joined: Nodes) -> None:
+    def _apply_change(self, failed: Nodes, joined: Nodes, announced: bool = False) -> None:
         change = self.system.change(self.state, failed, joined)
+        if announced:
+            self.saved = self.work if change.loss is Loss.CHECKPOINT else self.saved
+            change = replace(change, loss=Loss.NOTHING, pause=replace(change.pause, detect=0.0))
         self._finish_checkpoint()
         if failed:
             self.pending = None  # parts of the checkpoint were on the failed nodes

@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 from math import exp, log
 
-from recycle.systems.failures import FailureTrace, Row, trace_from_rows
+from recycle.systems.failures import ANNOUNCED, FailureTrace, Row, trace_from_rows
 
 CAUSES = {
     "GPU": 148,
@@ -52,6 +52,7 @@ class Generator:
         burst: share of failures that take several nodes, uniformly 2 to `burst_nodes`.
         spread: shape of the gamma distribution of the nodes' rates; smaller is more uneven.
         repair_median, repair_p90: hours until a node returns.
+        announced: share of failures with a notice, such as maintenance; see `failures.ANNOUNCED`.
     """
 
     days: float = 30.0
@@ -61,6 +62,7 @@ class Generator:
     spread: float = 1.0
     repair_median: float = 20.0
     repair_p90: float = 312.0
+    announced: float = 0.0
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
@@ -77,6 +79,8 @@ class Generator:
         while day < self.days:
             count = chance.randint(2, most) if chance.random() < burst else 1
             cause = chance.choices(list(CAUSES), list(CAUSES.values()))[0]
+            if self.announced and chance.random() < self.announced:
+                cause = ANNOUNCED
             for node in _distinct(chance, weight, count):
                 if back[node] <= day:
                     back[node] = day + self.repair_median / 24 * exp(chance.gauss(0.0, sigma))

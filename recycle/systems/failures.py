@@ -19,6 +19,9 @@ import numpy as np
 from recycle.errors import TraceError
 from recycle.systems.system import Nodes
 
+ANNOUNCED = "announced"
+"""Cause of a failure of which there was notice: nothing has to be detected, and no work is lost."""
+
 
 class NodeChange(NamedTuple):
     """All events at one time stamp.
@@ -30,6 +33,9 @@ class NodeChange(NamedTuple):
     failed: Nodes
     joined: Nodes
     causes: Mapping[int, str] = {}
+
+    def is_announced(self, nodes: Nodes) -> bool:
+        return all(self.causes.get(node) == ANNOUNCED for node in nodes)
 
 
 @dataclass(frozen=True)

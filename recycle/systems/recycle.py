@@ -172,18 +172,18 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         )
 
     def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
-        shape = self.scenario.shape
+        hosts = range(self.scenario.shape.pipelines)
         return any(
-            self.scenario.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
-            for rank in range(shape.ranks)
+            self.scenario.loses_shard([slots.get(Worker(k, rank)) for k in hosts], gone)
+            for rank in {position.rank for position, slot in slots.items() if slot in gone}
         )
 
     def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
         shape, restored, busiest = self.scenario.shape, list[float](), list[float]()
-        for rank, owned in enumerate(self._owned):
-            died = sum(position.rank == rank for position in before.keys() - after.keys())
-            survivors = sum(position.rank == rank for position in after)
-            if died and owned and survivors >= self.scenario.copies:
+        hosts = Counter(position.rank for position in after)
+        for rank, died in sorted(Counter(position.rank for position in before.keys() - after.keys()).items()):
+            owned, survivors = self._owned[rank], hosts[rank]
+            if owned and survivors >= self.scenario.copies:
                 shard = owned / self.scenario.copies
                 shards = died * self.scenario.copies * shape.pipelines // (died + survivors)
                 restored.append(shards * shard)

@@ -26,7 +26,7 @@ from recycle.job.layers import Layer, stage_bytes, stage_profile, stage_sums
 from recycle.job.pricing import byte_limit
 from recycle.job.profile import Profile
 from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
-from recycle.job.shape import Shape, Worker, place_workers
+from recycle.job.shape import Shape, Worker
 from recycle.plans.shards import owners_of
 from recycle.systems.system import Checkpoints, DoesNotFit, Nodes, Pause
 
@@ -362,8 +362,9 @@ def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
 def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     """Return the node of each worker, by index: as `place_workers` does, in even blocks for a single pipeline."""
     if shape.pipelines > 1:
-        nodes = place_workers(shape, workers_per_node)
-        return tuple(node for node, workers in enumerate(nodes) for _ in workers)
+        workers = shape.pipelines * shape.ranks
+        nodes = max(2, -(-workers // workers_per_node))
+        return tuple(((slot + 1) * nodes - 1) // workers for slot in range(workers))
     count = -(-shape.ranks // workers_per_node)
     return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
 

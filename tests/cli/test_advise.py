@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.advice import JOB
 from recycle.job import Job
-from tests.advice.test_advise import JOB
 from tests.cli.command import Command
 
 
@@ -27,8 +27,17 @@ def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
     chosen = Job.load("chosen.toml")
     assert (chosen.shape.pipelines, chosen.shape.ranks) == (first["pipelines"], first["ranks"])
     assert [each["name"] for each in told.json["systems"]] == ["recycle", "hot_spare"]
-    assert json.loads(Path("saved/comparison.json").read_text())["systems"] == told.json["systems"]
+    saved = json.loads(Path("saved/comparison.json").read_text())["systems"]
+    assert [each["name"].partition(":")[0] for each in saved] == ["1", "2", "hot_spare"]
+    assert {**saved[0], "name": "recycle"} == told.json["systems"][0]
     assert command("plan chosen.toml -o plan.json --within 1").status == 0
+
+
+def test_without_seeds_nothing_is_simulated(command: Command) -> None:
+    told = command("advise job.toml --gpus 16 --gpus-per-node 2 --count 1 --seeds 0 --save saved --json")
+    assert told.status == 0
+    assert (told.json["systems"], told.json["configurations"][0]["simulated"]) == ([], [])
+    assert json.loads(Path("saved/comparison.json").read_text())["systems"] == []
 
 
 @pytest.mark.parametrize(
