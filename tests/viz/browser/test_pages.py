@@ -295,7 +295,7 @@ def test_pages_of_the_gallery_have_no_script_errors(journey: Any, site: Any, tmp
     assert len(pages) == len(FAMILIES)
     for file in pages:
         page = journey(file.as_uri())
-        drawn(page, "schedules-0-0")
+        drawn(page, "schedules-0")
         page.close()
 
 
@@ -334,7 +334,7 @@ def test_the_playground_draws_dropped_files_or_explains(
 ) -> None:
     (tmp_path / "playground.html").write_text(site.playground())
     page = journey((tmp_path / "playground.html").as_uri())
-    drawn(page, "schedules-0-0")
+    drawn(page, "schedules-0")
     latest = "[...recycle.views.values()].find((view) => view.root.closest('.dropped'))"
 
     def drop(name: str, content: str, text: str) -> None:
