@@ -56,12 +56,12 @@ def choices(sources: Sequence[Source]) -> Choices:
 
 def first_choice(sources: Sequence[Source]) -> list[str]:
     """Return the keys compared at first: the first two files, or a run's most notable step and its plan."""
-    suggested = [source.suggested_choices(place) for place, source in enumerate(sources)]
-    files = [keys[0] for keys in suggested if len(keys) == 1]
-    pairs = [keys for keys in suggested if len(keys) > 1]
-    if len(files) >= 2 or not pairs:
-        return files[:2] if len(files) >= 2 else list(choices(sources))[:2]
-    return pairs[0]
+    keys = list(choices(sources))
+    files = [key for key in keys if key.startswith("file/")]
+    if len(files) >= 2:
+        return files[:2]
+    pairs = (source.suggested_choices(place) for place, source in enumerate(sources) if isinstance(source, Run))
+    return next(filter(None, pairs), keys[:2])
 
 
 class ComparedPair(NamedTuple):
@@ -85,8 +85,7 @@ class ComparedPair(NamedTuple):
     def deltas(self) -> npt.NDArray[np.float32]:
         """Delay of each operation of the second timeline against the first; NaN without a match."""
         table, matches = self.second.table, self.matches
-        rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
-        delta_of_row = np.full(rows, np.nan, dtype=np.float32)
+        delta_of_row = np.full(len(self.second.timeline.start), np.nan, dtype=np.float32)
         delta_of_row[matches.second] = matches.delta
         return delta_of_row[table.instruction_id]
 
@@ -162,8 +161,13 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
     aligned, notes = [], []
     for item in timelines:
         if item.known_context.executed:
-            checked, uncertainty = require_one_clock(item.timeline)
-            notes.append(f"{item.title}: from its first start. {_checked(checked, uncertainty)}")
+            transfers, uncertainty = require_one_clock(item.timeline)
+            checked = (
+                f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
+                f" {1000 * uncertainty:.3g} ms would not be detected."
+            )
+            unchecked = "It has no transfers, so its workers' clocks cannot be checked."
+            notes.append(f"{item.title}: from its first start. {checked if transfers else unchecked}")
             aligned.append(item)
             continue
         scale, method = align(item.timeline, executed.timeline, item.seconds_per_unit)
@@ -172,15 +176,6 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
         aligned.append(TimedLanes(lanes, replace(item.known_context, timeline=timeline, plan=None), title=item.title))
     return aligned, notes
-
-
-def _checked(transfers: int, uncertainty: float) -> str:
-    if not transfers:
-        return "It has no transfers, so its workers' clocks cannot be checked."
-    return (
-        f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
-        f" {1000 * uncertainty:.3g} ms would not be detected."
-    )
 
 
 def figures(comparison: Comparison) -> html.Div:
@@ -279,14 +274,8 @@ def place_of(
 
 def shade_legend(pair: ComparedPair, comparison: Comparison) -> html.Ul:
     """Build the legend of a timeline's shades, with their durations."""
-    small, large = (comparison.unit.amount(length) for length in pair.edges)
-    words = (
-        f"over {large} earlier «",
-        f"over {small} earlier ‹",
-        "the same",
-        f"over {small} later ›",
-        f"over {large} later »",
-    )
-    entries = [html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))]
-    named = zip(SHADES, (*words, "only here *"), strict=True)
-    return html.Ul([*entries, *(parts.swatch(text, "", paint.fill) for paint, text in named)], className="legend")
+    small, large = (f"over {comparison.unit.amount(length)}" for length in pair.edges)
+    earlier, later = (f"{large} earlier «", f"{small} earlier ‹"), (f"{small} later ›", f"{large} later »")
+    named = zip(SHADES, (*earlier, "the same", *later, "only here *"), strict=True)
+    title = html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))
+    return html.Ul([title, *(parts.swatch(text, "", paint.fill) for paint, text in named)], className="legend")

@@ -16,8 +16,7 @@ from recycle.ir.gaps import Gap, GapCause, Gaps
 from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
-from viz.analysis.rerouting import reroutings
+from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics, reroutings
 from viz.details import PEAK, memory_of_workers
 from viz.details import figures as figures_of
 from viz.kinds import is_schedule_work, mark_text

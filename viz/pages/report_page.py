@@ -11,8 +11,8 @@ from typing import Any
 from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.figures.charts import is_number, over_time_figure, parts_figure
-from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
+from viz.figures.charts import over_time_figure, parts_figure
+from viz.numbers import PLACE_DIGITS, is_number, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.page import PageOfRun
 from viz.pages.run_page import RunPage

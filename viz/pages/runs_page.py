@@ -14,7 +14,8 @@ from typing import Any
 from dash import Dash, State, dcc, html
 
 from recycle.runs.logs import TRACE
-from viz.figures.charts import is_number, run_figure
+from viz.figures.charts import run_figure
+from viz.numbers import is_number
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, keep_in_address, opener
 from viz.run_files import read_metrics, read_objects, runs_in
