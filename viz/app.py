@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import DependencyException
 from flask import Response, request
 
@@ -112,14 +112,18 @@ def _layout(pages: Sequence[Page], title: str, workspace: Workspace) -> html.Div
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
-    @app.callback(Output(OPENED, "data"), Input(TABS, "value"), State(OPENED, "data"), prevent_initial_call=True)
-    def fill_page(prefix: str, opened: list[str]) -> Any:
-        if prefix in opened:
-            return no_update
+    places = [Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS]
+
+    @app.callback(
+        *places, Output(OPENED, "data"), Input(TABS, "value"), State(OPENED, "data"), prevent_initial_call=True
+    )
+    def fill_page(prefix: str, opened: list[str]) -> tuple[Any, ...]:
         page = next(page for page in pages if page.prefix == prefix)
-        for slot, content in bench.slots(_fresh(page)).items():
-            set_props(bench.slot_id(slot, prefix), {"children": content})
-        return [*opened, prefix]
+        filled = {} if prefix in opened else bench.slots(_fresh(page))
+        contents = [
+            [filled.get(slot, no_update) if each is page else no_update for each in pages] for slot in bench.SLOTS
+        ]
+        return *contents, [*opened, prefix] if filled else no_update
 
     @app.callback(
         Output(TABS, "value", allow_duplicate=True), Input(opener(ALL), "n_clicks"), prevent_initial_call=True

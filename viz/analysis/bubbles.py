@@ -7,7 +7,6 @@ inputs of a reduce or step from all workers are listed individually, latest firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -116,9 +115,8 @@ class DependencyIndex:
             return "It has no inputs: it starts with the iteration."
         need, tolerance = needs[0], self.timeline.makespan * TOLERANCE
         text = "Waited for " if need.slack <= tolerance else "Needs "
-        text += (
-            f"{instruction_name(self.timeline, need.row)} ({CAUSE_TEXTS[need.cause]}), ended {unit.text(need.produced)}"
-        )
+        text += instruction_name(self.timeline, need.row)
+        text += f" ({CAUSE_TEXTS[need.cause]}), ended {unit.text(need.produced)}"
         if need.send >= 0:
             text += f", arrived {unit.text(need.arrived)}"
         return text if need.slack <= tolerance else f"{text}, slack {unit.amount(need.slack)}"
@@ -203,8 +201,7 @@ class Bubbles:
         return f"{idle}: {following} waits for {awaited}, which ends at {end_text}."
 
 
-@dataclass(frozen=True)
-class RangeStatistics:
+class RangeStatistics(NamedTuple):
     """Activities of the live workers in a time range; work and bubbles add up to all of their time.
 
     Attributes:
@@ -291,14 +288,13 @@ def reroutings(timeline: Timeline) -> list[Rerouting]:
     rows = np.flatnonzero(is_work)
     own_pipeline, rank = np.divmod(c.worker[rows].astype(np.int64), shape.ranks)
     home = np.where(c.pipeline[rows] == own_pipeline, c.pipeline2[rows], c.pipeline[rows]) * shape.ranks + rank
-    pairs, group = np.unique(np.stack([home, c.worker[rows]]), axis=1, return_inverse=True)
-    seconds = timeline.end - timeline.start
-    result = []
-    for place, (away, host) in enumerate(pairs.T.tolist()):
-        own = rows[group.reshape(-1) == place]
+    seconds, result = timeline.end - timeline.start, []
+    for away, host in sorted(set(zip(home.tolist(), c.worker[rows].tolist(), strict=True))):
+        own = rows[(home == away) & (c.worker[rows] == host)]
         own = own[np.argsort(timeline.start[own], kind="stable")]
         spent, busy = float(seconds[own].sum()), timeline.busy[host] or 0.0
-        micro_batches = sorted(set(c.index[own].tolist()))
-        home_worker, host_worker = shape.worker_at(away), shape.worker_at(host)
-        result.append(Rerouting(home_worker, host_worker, micro_batches, own, spent, spent / busy if busy else 0.0))
+        micro_batches, home_worker = sorted(set(c.index[own].tolist())), shape.worker_at(away)
+        result.append(
+            Rerouting(home_worker, shape.worker_at(host), micro_batches, own, spent, spent / busy if busy else 0.0)
+        )
     return result

@@ -85,6 +85,15 @@ def knows_bytes(profile: Profile) -> bool:
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
 
 
+def limits_of_workers(context: TimelineContext) -> list[float | None]:
+    """Return the memory limit of each worker, in the unit of `held_by_all`; None without one."""
+    timeline, limits = context.timeline, context.limits
+    workers = range(timeline.schedule.shape.worker_count)
+    if knows_bytes(timeline.profile):
+        return [timeline.profile.capacity for _ in workers]
+    return [limits[w % len(limits)] / context.chunks if limits else None for w in workers]
+
+
 def held_by_all(entry: TimedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
     """Return the memory of all workers at each operation.
 
@@ -99,15 +108,12 @@ def held_by_all(entry: TimedLanes, context: TimelineContext) -> tuple[Singles, S
     unit = 1.0 if in_bytes else 1.0 / context.chunks
     changes = activation_changes(schedule, profile, in_bytes=in_bytes)
     fixed = static_bytes(schedule, profile) if in_bytes else [0.0] * schedule.shape.worker_count
-    limits = np.full(table.lanes, np.nan, dtype=np.float32)
+    limits = np.array([np.nan if limit is None else limit for limit in limits_of_workers(context)], dtype=np.float32)
+    limits[table.failed] = np.nan
     from_start, from_end = np.zeros(len(table), dtype=np.float32), np.zeros(len(table), dtype=np.float32)
     for w, worker in enumerate(schedule.shape.workers()):
         if worker in schedule.failed:
             continue
-        if in_bytes:
-            limits[w] = np.nan if profile.capacity is None else profile.capacity
-        elif context.limits:
-            limits[w] = unit * context.limits[w % len(context.limits)]
         curve = memory_curve(timeline, w, changes)
         operations = slice(int(table.offsets[w]), int(table.offsets[w + 1]))
         for times, values in ((table.start, from_start), (table.end, from_end)):
