@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,41 +188,27 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
     Workers are compared by name; whole backwards and their input halves are equal.
     """
     shapes = first.schedule.shape, second.schedule.shape
-    a, b = _programs(first, shapes), _programs(second, shapes)
-    divergences: list[Divergence] = []
+    a, b = (_programs(timeline, shapes) for timeline in (first, second))
+    divergences = []
     for worker in sorted(a.keys() | b.keys()):
-        (first_keys, first_rows), (second_keys, second_rows) = a.get(worker, _NOTHING), b.get(worker, _NOTHING)
-        common = min(len(first_keys), len(second_keys))
-        differ = np.flatnonzero(first_keys[:common] != second_keys[:common])
-        if not len(differ) and len(first_keys) == len(second_keys):
-            continue
-        at = int(differ[0]) if len(differ) else common
-        row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (first_rows, second_rows))
-        time = float(first.start[row]) if row >= 0 else float(second.start[other])
-        divergences.append(Divergence(time, _divergence_text(first, row, second, other), row, other))
+        programs = zip_longest(a.get(worker, ()), b.get(worker, ()), fillvalue=(-1, -1))
+        at = next((ends for ends in programs if ends[0][0] != ends[1][0]), None)
+        if at is not None:
+            row, other = at[0][1], at[1][1]
+            time = float(first.start[row]) if row >= 0 else float(second.start[other])
+            words = (_run_text(*end, worker) for end in ((first, row), (second, other)))
+            text = "worker {}: the first {}, the second {}".format(worker, *words)
+            divergences.append(Divergence(time, text, row, other))
     return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 
-_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple[Rows, Rows]]:
+def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, list[tuple[int, int]]]:
+    """Return the key and row of each instruction of each worker, in the order of its program."""
     keys, rows, _ = _keys(timeline.schedule, shapes)
-    order = np.argsort(rows, kind="stable")
-    keys, rows = keys[order], rows[order]
-    worker = timeline.schedule.columns.worker[rows]
-    begins = np.searchsorted(worker, np.arange(timeline.schedule.shape.worker_count + 1))
-    return {
-        timeline.schedule.shape.worker_at(w): (keys[low:high], rows[low:high])
-        for w, (low, high) in enumerate(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
-        if low < high
-    }
-
-
-def _divergence_text(first: Timeline, row: int, second: Timeline, other: int) -> str:
-    schedule = first.schedule if row >= 0 else second.schedule
-    worker, _ = schedule.position(row if row >= 0 else other)
-    return f"worker {worker}: the first {_run_text(first, row, worker)}, the second {_run_text(second, other, worker)}"
+    order, schedule = np.argsort(rows, kind="stable"), timeline.schedule
+    items = list(zip(keys[order].tolist(), rows[order].tolist(), strict=True))
+    begins = np.searchsorted(schedule.columns.worker[rows[order]], np.arange(schedule.shape.worker_count + 1)).tolist()
+    return {schedule.shape.worker_at(w): items[low:high] for w, (low, high) in enumerate(pairwise(begins))}
 
 
 def _run_text(timeline: Timeline, row: int, worker: Worker) -> str:

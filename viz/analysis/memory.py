@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,16 +68,15 @@ def micro_batches_held(timeline: Timeline, worker: int, time: float) -> list[str
     """Return the instructions whose activations a worker holds at a time, by start."""
     c, schedule = timeline.schedule.columns, timeline.schedule
     added, freed = activation_changes(schedule, timeline.profile, in_bytes=False)
-    held: dict[tuple[int, ...], float] = {}
-    names: dict[tuple[int, ...], str] = {}
-    for row in range(int(c.offsets[worker]), int(c.offsets[worker + 1])):
-        first, second = (c.stage, c.pipeline, c.index), (c.stage2, c.pipeline2, c.index2)
-        key, backward = (tuple(int(column[row]) for column in columns) for columns in (first, second))
+    held: Counter[tuple[int, int, int]] = Counter()
+    names = {}
+    for row in range(*c.offsets[worker : worker + 2].tolist()):
+        key, backward = (c.stage[row], c.pipeline[row], c.index[row]), (c.stage2[row], c.pipeline2[row], c.index2[row])
         if added[row] and timeline.start[row] <= time:
-            held[key], names[key] = held.get(key, 0.0) + added[row], str(schedule.instruction(row))
+            held[key] += added[row]
+            names[key] = str(schedule.instruction(row))
         if freed[row] and timeline.end[row] <= time:
-            key = key if backward[1] < 0 else backward
-            held[key] = held.get(key, 0.0) - freed[row]
+            held[key if backward[1] < 0 else backward] -= freed[row]
     return [name for key, name in names.items() if held[key] > TOLERANCE]
 
 

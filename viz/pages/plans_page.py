@@ -259,16 +259,10 @@ class PlansPage(Page):
             set_props(TABS, {"value": self.prefix})
             return ""
 
-        @app.callback(
-            self.output("answer"),
-            self.output("workers"),
-            self.output("trail", "data"),
-            Input(FAILED, "value"),
-            Input(OPENED, "data"),
-            self.input("searched", "data"),
-            Input(TIMES, "value"),
-            trail_now,
-        )
+        answered = [self.output("answer"), self.output("workers"), self.output("trail", "data")]
+        asked = Input(FAILED, "value"), Input(OPENED, "data"), self.input("searched", "data"), Input(TIMES, "value")
+
+        @app.callback(*answered, *asked, trail_now)
         def show(text: str | None, opened: list[str], _: int, times: str, trail: Trail) -> tuple[Any, ...]:
             if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
@@ -276,23 +270,12 @@ class PlansPage(Page):
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
             try:
                 cards = self.outcome_cards(text, trail[:-1], times)
+                if ctx.triggered_id != TIMES:  # the browser applies other times to the lanes itself
+                    set_props(self.name("lanes"), {"children": self.lanes(text, trail[:-1])})
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
             workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
             return cards, workers, trail
-
-        # The input `lanes` delays this until the page exists, which a link may set before.
-        @app.callback(
-            self.output("lanes"),
-            self.input("trail", "data"),
-            self.input("searched", "data"),
-            self.input("lanes", "id"),
-        )
-        def draw(trail: Trail, _: int, __: str) -> Any:
-            try:
-                return self.lanes(trail[-1], trail[:-1])
-            except RecycleError:
-                return parts.empty_state("No plan can be drawn for these workers.")
 
         if self.what_if.searcher is not None:
             running = [(self.output("longer", "disabled"), True, False)]

@@ -8,11 +8,12 @@ from typing import Any
 
 from dash import html
 
+from viz.details import figures_table
 from viz.lane_cache import lanes_address
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
-from viz.pages.scoreboard_page import rank, table_of, times_text
+from viz.pages.scoreboard_page import times_text
 from viz.scenario import PageModel
 from viz.sources import ScheduleFile
 
@@ -56,7 +57,7 @@ class SchedulePage(Page):
         return Mode([parts.problems(problems), *self.timelines()], filled)
 
     def static_content(self) -> list[Any]:
-        mode, table = self.layout(), table_of(rank(self.files, self.cache), self.files, None)
+        mode, table = self.layout(), parts.table(*figures_table([(file.name, file.context) for file in self.files]))
         figures = parts.card("Figures", table, caption=times_text(self.files))
         return [parts.card("Timelines", *mode.lanes), figures, *mode.panels.values()]
 

@@ -85,16 +85,16 @@ def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | N
     return sorted(ranked, key=lambda row: row.figures["period"].number if "period" in row.figures else float("inf"))
 
 
-def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel | None) -> html.Div:
-    """Build a row per schedule with its figures; with a model also with its lanes, to sort and to pick."""
+def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel) -> html.Div:
+    """Build a row per schedule with its lanes and figures, to sort and to pick."""
     names = dict.fromkeys(name for row in ranked for name in row.figures)
-    is_pictured = model is not None and sum(len(file.lanes) for file in files) <= MAX_PICTURED
+    is_pictured = sum(len(file.lanes) for file in files) <= MAX_PICTURED
     rows = []
     for file, entry, by_name in ranked:
-        key = f"file/{files.index(file)}" if model is not None and file.timeline is not None else None
+        key = f"file/{files.index(file)}" if file.timeline is not None else None
         title, index = str(file.schedule.shape), "0" if key else None
         cells: list[object] = [parts.tag(html.Span, file.name, title=title, data_pick=key, tabIndex=index)]
-        if is_pictured and model is not None:
+        if is_pictured:
             timed, given = (lanes_address(model.put(lanes)) for lanes in (entry, file.timed))
             cells.append(parts.div("lanes-spark", data_address=timed, data_original=given, data_title=file.name))
         for name in names:
@@ -102,7 +102,7 @@ def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], mo
             cells.append(figure and parts.tag(html.Span, figure.value, data_sort=str(figure.number)))
         rows.append([*cells, _verdict(file)])
     head = ["", *(["lanes"] * is_pictured), *names, "checker"]
-    return parts.table(head, rows, "" if model is None else "scoreboard")
+    return parts.table(head, rows, "scoreboard")
 
 
 def times_text(files: Sequence[ScheduleFile]) -> str:
