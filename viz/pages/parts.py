@@ -157,6 +157,7 @@ CONFIG: Any = {
     "displaylogo": False,
     "responsive": True,
     "scrollZoom": False,
+    "doubleClick": "autosize",
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
 """Configuration of all figures on pages."""

@@ -57,7 +57,7 @@ function places(picture, context, { places: all, theme, rows }) {
   });
   /* Next to the labels: between facing edges, or over the top of one lane. */
   const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
-    const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = y0 - 0.55 * perRow;
+    const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = Math.max(3 * ratio, y0 - 0.55 * perRow);
     if (Math.abs(y0 - y1) < 1) return `M${from} ${y0}C${from} ${lift} ${to} ${lift} ${to} ${y1}`;
     return `M${from} ${y0 < y1 ? y0 + high0 : y0}L${to} ${y0 < y1 ? y1 : y1 + high1}`;
   };

@@ -36,8 +36,7 @@ export class View {
     this.context = this.canvas.getContext("2d", { willReadFrequently: true });
     this.tip = root.querySelector(".lanes-tip");
     this.status = root.querySelector(".lanes-status");
-    this.selected = -1;
-    this.lane = -1; // lane of the last selection
+    this.selected = this.lane = -1; // lane: of the last selection
     this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
     this.notes = [];
     this.before = []; // previous windows, for undo
@@ -122,7 +121,6 @@ export class View {
     const { [first]: low, [last]: high } = this.view, at = place ?? (low + high) / 2, by = share * (high - low);
     this.show({ [first]: at - (at - low) * factor + by, [last]: at + (high - at) * factor + by });
   }
-
 
   pan(share) { this._zoomed("t0", "t1", 1, null, share); }
   panRows(rows) { this._zoomed("y0", "y1", 1, null, rows / (this.view.y1 - this.view.y0)); }
