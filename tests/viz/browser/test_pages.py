@@ -299,34 +299,21 @@ def test_pages_of_the_gallery_have_no_script_errors(journey: Any, site: Any, tmp
         page.close()
 
 
-def choose_range(page: Any) -> None:
-    """Drag over a quarter of the time of the first run."""
-    plot = page.locator("#time0-curves .nsewdrag").first
-    plot.scroll_into_view_if_needed()
-    box = plot.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
-    page.mouse.up()
-    page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
-
-
 def test_a_chosen_range_of_a_live_run_stays(
     journey: Callable[[str], Any], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     page = journey(served(make_run(tmp_path / "run", live=True)) + "/?pages=time0")
-    page.wait_for_load_state("networkidle")
-    choose_range(page)
-    shown = """() => [document.querySelector('#time0-parts h2').textContent,
-        document.querySelector('#time0-curves .js-plotly-plot').layout.xaxis.range.map(Math.fround).join()]"""
-    before = page.evaluate(shown)
-    for _ in range(2):
-        with page.expect_response(lambda answer: "time0-tick.n_intervals" in (answer.request.post_data or "")):
-            pass
-        page.wait_for_timeout(300)
-        assert page.evaluate(shown) == before
-    page.locator("#time0-curves .nsewdrag").first.dblclick()
-    page.wait_for_selector("#time0-parts h2:text-is('Where the time went')")
+    title, plot = "document.querySelector('#time0-parts h2').textContent", "#time0-curves .js-plotly-plot"
+    page.wait_for_function(f"() => document.querySelector('{plot}')?.layout?.xaxis")
+    choose = f"range => Plotly.relayout(document.querySelector('{plot}'), range).then(() => null)"
+    page.evaluate(choose, {"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75})
+    page.wait_for_function(f"() => {title} === 'Where the time went, from 0.25 to 0.75 s'")
+    with page.expect_response(lambda answer: "time0-tick.n_intervals" in (answer.request.post_data or "")):
+        pass
+    page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout.xaxis.range) === '0.25,0.75'")
+    assert page.evaluate(f"() => {title}") == "Where the time went, from 0.25 to 0.75 s"
+    page.evaluate(choose, {"xaxis.autorange": True})
+    page.wait_for_function(f"() => {title} === 'Where the time went'")
 
 
 def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
@@ -344,7 +331,14 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     # A plot that becomes visible is resized once, which ends a drag.
     with page.expect_request(lambda request: "autosize" in (request.post_data or "")):
         page.click(".tab:has-text('Time of one')")
-    choose_range(page)
+    plot = page.locator("#time0-curves .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
+    page.mouse.up()
+    page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
     page.evaluate(
         "() => { const plot = document.querySelector('#time0-curves .js-plotly-plot');"
         " plot.emit('plotly_click', { points: [{ curveNumber: 0, pointNumber: 4, customdata: 4 }] }); }"
