@@ -305,15 +305,20 @@ def test_a_chosen_range_of_a_live_run_stays(
     page = journey(served(make_run(tmp_path / "run", live=True)) + "/?pages=time0")
     title, plot = "document.querySelector('#time0-parts h2').textContent", "#time0-curves .js-plotly-plot"
     page.wait_for_function(f"() => document.querySelector('{plot}')?.layout?.xaxis")
-    choose = f"range => Plotly.relayout(document.querySelector('{plot}'), range).then(() => null)"
-    page.evaluate(choose, {"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75})
-    page.wait_for_function(f"() => {title} === 'Where the time went, from 0.25 to 0.75 s'")
+
+    def choose(range_: dict[str, Any], text: str) -> None:
+        # Again and again: a plot that is just drawn tells nobody yet.
+        move = f"Plotly.relayout(document.querySelector('{plot}'), range)"
+        script = f"([range, text]) => {{ {move}; return {title} === text; }}"
+        page.wait_for_function(script, arg=[range_, text], polling=500)
+
+    chosen = "Where the time went, from 0.25 to 0.75 s"
+    choose({"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75}, chosen)
     with page.expect_response(lambda answer: "time0-tick.n_intervals" in (answer.request.post_data or "")):
         pass
-    page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout.xaxis.range) === '0.25,0.75'")
-    assert page.evaluate(f"() => {title}") == "Where the time went, from 0.25 to 0.75 s"
-    page.evaluate(choose, {"xaxis.autorange": True})
-    page.wait_for_function(f"() => {title} === 'Where the time went'")
+    page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout?.xaxis.range) === '0.25,0.75'")
+    assert page.evaluate(f"() => {title}") == chosen
+    choose({"xaxis.autorange": True}, "Where the time went")
 
 
 def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
