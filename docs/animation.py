@@ -66,10 +66,10 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
             f' values="{values}" dur="{svg._number(seconds * len(panels))}s" repeatCount="indefinite"/>'
         )
         shapes = svg._panel(panel, left, svg.TOP, width - left - svg.RIGHT, height)
-        body += [part for shape in shapes for part in svg._drawn(shape)]
+        body += map(svg._drawn, shapes)
         body.append("</g>")
     legend = svg._legend(panels, left, svg.height_of([height]) - svg.LEGEND)
-    body += [part for shape in legend for part in svg._drawn(shape)]
+    body += map(svg._drawn, legend)
     return svg._document(panels, body, width, svg.height_of([height]))
 
 

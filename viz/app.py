@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -112,20 +114,18 @@ def _layout(pages: Sequence[Page], title: str, workspace: Workspace) -> html.Div
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
+    places = [Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS]
+
     @app.callback(
-        *(Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS),
-        Output(OPENED, "data"),
-        Input(TABS, "value"),
-        State(OPENED, "data"),
-        prevent_initial_call=True,
+        *places, Output(OPENED, "data"), Input(TABS, "value"), State(OPENED, "data"), prevent_initial_call=True
     )
     def fill_page(prefix: str, opened: list[str]) -> tuple[Any, ...]:
         page = next(page for page in pages if page.prefix == prefix)
         filled = {} if prefix in opened else bench.slots(_fresh(page))
-        places = [
-            [filled.get(slot, no_update) if other is page else no_update for other in pages] for slot in bench.SLOTS
+        contents = [
+            [filled.get(slot, no_update) if each is page else no_update for each in pages] for slot in bench.SLOTS
         ]
-        return *places, [*opened, prefix] if filled else no_update
+        return *contents, [*opened, prefix] if filled else no_update
 
     @app.callback(
         Output(TABS, "value", allow_duplicate=True), Input(opener(ALL), "n_clicks"), prevent_initial_call=True
@@ -227,30 +227,21 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for path in ("/", "/_dash-layout"):
         app.server.test_client().get(path)  # Dash prepares these answers at the first request
-    listener = _listen(port)
-    server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
-    try:
-        on_ready(f"http://{HOST}:{listener.getsockname()[1]}")
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
-        listener.close()
+    with _listen(port) as listener:
+        bound = listener.getsockname()[1]
+        server = make_server(HOST, bound, app.server, threaded=True, fd=listener.fileno())
+        with closing(server.socket), suppress(KeyboardInterrupt):
+            on_ready(f"http://{HOST}:{bound}")
+            server.serve_forever()
 
 
 def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
-        listener.listen(64)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise RecycleError(
-                f"port {port} is in use: give another with --port, or --port 0 for any free one"
-            ) from None
-        reason = error.strerror if isinstance(error, OSError) else "must be 0 to 65535"
-        raise RecycleError(f"port {port} cannot be used ({reason})") from None
-    return listener
+        return socket.create_server((HOST, port), backlog=64)
+    except OverflowError:
+        raise RecycleError(f"port {port} cannot be used (must be 0 to 65535)") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} is in use: give another with --port, or --port 0 for any free one"
+            raise RecycleError(message) from None
+        raise RecycleError(f"port {port} cannot be used ({os.strerror(error.errno or 0)})") from None

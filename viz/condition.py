@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recycle.errors import JobError, PlanError
 from recycle.job.profile import Profile
@@ -58,23 +58,21 @@ def parse(text: str, shape: Shape) -> Condition:
     if len(words) > MAX_NAMED:
         raise PlanError(f"failed workers: {len(words)} are named; at most {MAX_NAMED}")
     failed: set[Worker] = set()
-    slow: dict[Worker, float] = {}
-    links: dict[tuple[Worker, Worker], float] = {}
+    slow: dict[int, dict[Any, float]] = {1: {}, 2: {}}
     try:
         for word in words:
             name, is_slow, factor = word.partition("=")
-            sender, is_link, receiver = name.partition(">")
-            if is_link:
-                ends = [shape.require(Worker.parse(end), "slow links") for end in (sender, receiver)]
-                links[ends[0], ends[1]] = _factor(word, factor)
-            elif is_slow:
-                slow[shape.require(Worker.parse(name), "slow workers")] = _factor(word, factor)
+            ends = name.split(">", 1)
+            if is_slow or len(ends) > 1:
+                what = "slow links" if len(ends) > 1 else "slow workers"
+                workers = tuple(shape.require(Worker.parse(end), what) for end in ends)
+                slow[len(ends)][workers] = _factor(word, factor)
             else:
                 failed |= named_workers(word, shape)
     except JobError as error:
         raise PlanError(str(error)) from None
-    slow_links = tuple((*ends, factor) for ends, factor in sorted(links.items()))
-    return Condition(frozenset(), tuple(sorted(slow.items())), slow_links).with_failed(failed)
+    workers_and_links = (tuple((*ends, factor) for ends, factor in sorted(each.items())) for each in slow.values())
+    return Condition(frozenset(), *workers_and_links).with_failed(failed)
 
 
 def named_workers(word: str, shape: Shape) -> frozenset[Worker]:

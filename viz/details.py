@@ -15,12 +15,11 @@ from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import CAUSE_TEXTS
-from viz.analysis.memory import knows_bytes, memory_curve, micro_batches_held
+from viz.analysis.memory import knows_bytes, limits_of_workers, memory_curve, micro_batches_held
 from viz.kinds import describe, is_schedule_work
 from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import Flag
@@ -62,57 +61,49 @@ def details(entry: TimedLanes, choice: dict[str, Any]) -> Details | None:
 
 
 def operation_details(entry: TimedLanes, operation: int) -> Details:
-    title, *lines = describe(entry.table, operation, entry.table.lane_of(operation), entry.unit)
-    context = entry.context
+    table, context, unit = entry.table, entry.context, entry.unit
+    title, *lines = describe(table, operation, table.lane_of(operation), unit)
     if context is None:
         return Details(title, lines)
-    row, schedule = int(entry.table.instruction_id[operation]), context.timeline.schedule
-    inputs, total = context.dependency_index.inputs(row)
-    has_waited = bool(inputs) and inputs[0].slack <= context.timeline.makespan * TOLERANCE
-    unit, needs = entry.unit, []
-    for place, need in enumerate(inputs):
-        slack = "none: waited for this" if has_waited and not place else unit.amount(need.slack)
-        worker, _ = schedule.position(need.row)
+    row, schedule, index = int(table.instruction_id[operation]), context.timeline.schedule, context.dependency_index
+    inputs, total = index.inputs(row)
+    needs, waited = [], -1
+    for need in inputs:
+        worker, slack = str(schedule.position(need.row)[0]), unit.amount(need.slack)
+        if need is inputs[0] and need.slack <= context.timeline.makespan * TOLERANCE:
+            slack, waited = "none: waited for this", table.operation_of(need.row)
         instruction, arrived = str(schedule.instruction(need.row)), unit.text(need.arrived)
-        needs.append([instruction, str(worker), CAUSE_TEXTS[need.cause], arrived, slack])
+        needs.append([instruction, worker, CAUSE_TEXTS[need.cause], arrived, slack])
     if total > len(inputs):
         lines.append(f"needs {total - len(inputs)} more inputs, which arrived earlier")
-    place_of = entry.table.operation_of
-    values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
-    users = [place_of(user) for user in context.dependency_index.outputs(row)]
-    waited = place_of(inputs[0].row) if has_waited else -1
-    links = {name: [i for i in operations if i >= 0] for name, operations in (("inputs", values), ("outputs", users))}
+    values = [need.row for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
+    rows = {"inputs": values, "outputs": index.outputs(row)}
+    links = {name: [i for i in map(table.operation_of, ends) if i >= 0] for name, ends in rows.items()}
     return Details(title, lines, needs, {**links, "waited": waited})
 
 
 def gap_details(entry: TimedLanes, lane: int, start: float, end: float) -> Details:
     """Return the causes of a gap of a worker, one line per part with a single cause."""
-    table = entry.table
-    unit = entry.unit
-    title = f"Worker {table.labels[lane]} is idle"
+    table, unit = entry.table, entry.unit
     lines = [f"from {unit.text(start)} to {unit.text(end)}, {unit.amount(end - start)}"]
     if entry.context is not None:
         bubbles, slack = entry.context.bubbles, 1e-5 * table.span  # the browser's times are rounded to 24 bits
         lines += [bubbles.reason(gap, unit) for gap in bubbles.in_interval(lane, start + slack, end - slack)]
-    return Details(title, lines)
+    return Details(f"Worker {table.labels[lane]} is idle", lines)
 
 
 def worker_details(entry: TimedLanes, lane: int) -> Details:
-    table = entry.table
+    table, context = entry.table, entry.context
     operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
-    work = ~is_kind(table.kind[operations], AsyncInstruction)
-    busy = float((table.end[operations] - table.start[operations])[work].sum())
-    counted = is_schedule_work(table.kind[operations])
+    kinds, seconds = table.kind[operations], (table.end - table.start)[operations]
+    busy, counted = float(seconds[~is_kind(kinds, AsyncInstruction)].sum()), is_schedule_work(kinds)
     instructions = f"{int(counted.sum()):,} instructions"
     lines = [f"{instructions}, busy {percent(busy / table.span)} of the time" if table.span else "idle"]
-    rerouted = int(((table.flags[operations] & Flag.REROUTED) != 0)[counted].sum())
-    if rerouted:
+    if rerouted := int(table.has(Flag.REROUTED)[operations][counted].sum()):
         lines.append(f"{rerouted} of them re-routed to it")
     if table.failed[lane]:
         lines.append("has failed")
-    context = entry.context
-    held = memory_of_workers(context)[lane] if context is not None else None
-    if context is not None and held is not None:
+    if context is not None and (held := memory_of_workers(context)[lane]) is not None:
         _, time, row = memory_curve(context.timeline, lane).peak
         setter = f", from {context.timeline.schedule.instruction(row)} on" if row >= 0 else ""
         lines.append(f"holds at most {held}{'' if held.in_bytes else ' activations'}{setter}")
@@ -158,11 +149,10 @@ def figures_table(
     columns: Sequence[tuple[str, TimelineContext | None]], unit: TimeUnit = PLAN_UNIT
 ) -> tuple[list[str], list[list[Any]]]:
     """Return head and rows of a table with the figures of several timelines, one column each."""
-    columns_of_values = [{figure.name: figure.value for figure in figures(context, unit)} for _, context in columns]
-    names = dict.fromkeys(name for values in columns_of_values for name in values)
-    return ["", *(title for title, _ in columns)], [
-        [name, *(values.get(name) for values in columns_of_values)] for name in names
-    ]
+    shown = [{figure.name: figure.value for figure in figures(context, unit)} for _, context in columns]
+    names = dict.fromkeys(name for values in shown for name in values)
+    rows = [[name, *(values.get(name) for values in shown)] for name in names]
+    return ["", *(title for title, _ in columns)], rows
 
 
 def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
@@ -217,24 +207,22 @@ class HeldMemory(NamedTuple):
 
 def memory_of_workers(context: TimelineContext) -> list[HeldMemory | None]:
     """Return the memory of each worker, None for failed ones; in bytes where the profile states them."""
-    timeline, ranks = context.timeline, context.timeline.schedule.shape.ranks
+    timeline, limits = context.timeline, limits_of_workers(context)
     in_bytes = knows_bytes(timeline.profile)
     unit = 1.0 if in_bytes else 1.0 / context.chunks
     held = timeline.peak_bytes if in_bytes else timeline.peak_activations
-    limits = (
-        [timeline.profile.capacity] * ranks if in_bytes else [*context.limits] if context.limits else [None] * ranks
-    )
-
-    def memory(peak: float, limit: float | None) -> HeldMemory:
-        return HeldMemory(peak * unit, None if limit is None else limit * unit, in_bytes)
-
-    return [None if peak is None else memory(peak, limits[w % ranks]) for w, peak in enumerate(held)]
+    return [
+        None if peak is None else HeldMemory(peak * unit, limit, in_bytes)
+        for peak, limit in zip(held, limits, strict=True)
+    ]
 
 
 def one_f_one_b_period(timeline: Timeline) -> float | None:
     """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers."""
     shape, profile = timeline.schedule.shape, timeline.profile
-    hosted = _stages_per_rank(timeline.schedule)
+    grid = [[timeline.schedule.stages_of(Worker(k, r)) for r in range(shape.ranks)] for k in range(shape.pipelines)]
+    whole = (row for row in grid if sorted(stage for stages in row for stage in stages) == list(range(shape.stages)))
+    hosted = next(whole, None)
     if shape.cut or profile.speed or profile.links or hosted is None:
         return None
     times = {name: profile.per_stage(name, shape.stages) for name in _TIMES}
@@ -249,15 +237,6 @@ def one_f_one_b_period(timeline: Timeline) -> float | None:
 @lru_cache(8)
 def _usual(ranks: int, micro_batches: int) -> EventGraph:
     return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
-
-
-def _stages_per_rank(schedule: Schedule) -> list[tuple[int, ...]] | None:
-    shape = schedule.shape
-    for pipeline in range(shape.pipelines):
-        hosted = [schedule.stages_of(Worker(pipeline, rank)) for rank in range(shape.ranks)]
-        if sorted(stage for stages in hosted for stage in stages) == list(range(shape.stages)):
-            return hosted
-    return None
 
 
 _TIMES = "forward", "backward_input", "backward_weight", "reduce", "step"

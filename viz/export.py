@@ -5,7 +5,10 @@ The HTML refers to no address and includes plotly.js if it has figures. SVG and 
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -23,6 +26,7 @@ from viz.run import Run
 from viz.sources import ScheduleFile
 
 if TYPE_CHECKING:
+    from viz.lane_cache import LaneCache
     from viz.sources import SystemComparison
     from viz.what_if import WhatIf
 
@@ -83,9 +87,11 @@ def html(
 ) -> str:
     from viz.pages import open_pages
     from viz.pages.page import Workspace
+    from viz.scenario import PageModel
 
-    workspace = Workspace.from_sources(sources, what_if=what_if, comparisons=comparisons or {})
-    content = static_html([page.static_content() for page in open_pages(workspace)])
+    cache = PageModel(sys.maxsize)
+    workspace = Workspace.from_sources(sources, what_if=what_if, comparisons=comparisons or {}, cache=cache)
+    content = _html([page.static_content() for page in open_pages(workspace)], count(1), cache)
     names = [*(source.name for source in sources), *(comparisons or {})]
     title = escape(names[0] if len(names) == 1 else "recycle")
     style = "".join(file.read_text(encoding="utf-8") for file in sorted(MODULES.parent.glob("*.css")))
@@ -106,6 +112,8 @@ def import_map(addresses: Mapping[str, str]) -> str:
     return json.dumps({"imports": {f"viz/{name}": address for name, address in addresses.items()}})
 
 
+COMPRESSED = "data:application/gzip;base64"
+"""Prefix of an address that contains lanes; `assets/modules/table.js` unpacks them."""
 MODULES = Path(str(files("viz"))) / "assets" / "modules"
 """Folder of the viewer's JavaScript."""
 _PLAIN = "".join(set(punctuation) - set("%#<")) + " "
@@ -119,38 +127,36 @@ _ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "chil
 """Property -> its HTML attribute; "" for properties without one."""
 
 
-def static_html(content: Any) -> str:
-    """Return the HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
-
-    Raises TypeError for a component that has no meaning without a server.
-    """
-    return _html(content, count(1))
-
-
-def _html(content: Any, figures: count[int]) -> str:
+def _html(content: Any, figures: count[int], cache: LaneCache) -> str:
     if content is None:
         return ""
     if isinstance(content, list | tuple):
-        return "".join(_html(part, figures) for part in content)
+        return "".join(_html(part, figures, cache) for part in content)
     if not hasattr(content, "to_plotly_json"):
         return escape(str(content))
     component = content.to_plotly_json()
     kind, properties = component["type"], component["props"]
+    if kind == "Button":
+        return ""
     if kind == "Graph":
         return _figure(properties, next(figures))
     if component["namespace"] != "dash_html_components":
         raise TypeError(f"{kind} needs a server")
     tag = kind.lower()
-    attributes = "".join(_attribute(name, value) for name, value in properties.items() if value is not None)
-    return f"<{tag}{attributes}>{_html(properties.get('children'), figures)}</{tag}>"
+    attributes = "".join(_attribute(name, value, cache) for name, value in properties.items() if value is not None)
+    return f"<{tag}{attributes}>{_html(properties.get('children'), figures, cache)}</{tag}>"
 
 
-def _attribute(name: str, value: Any) -> str:
+def _attribute(name: str, value: Any, cache: LaneCache) -> str:
     attribute = _ATTRIBUTES.get(name, name)
-    if not attribute:
+    if not attribute or value is False:
         return ""
     if name == "style":
         value = ";".join(f"{key}:{setting}" for key, setting in value.items())
+    if name == "data-address":
+        entry = cache.get(value)
+        assert entry is not None  # the cache of an export evicts nothing
+        value = f"{COMPRESSED},{b64encode(gzip.compress(entry.content, 6, mtime=0)).decode()}"
     return f' {attribute}="{escape(str(value))}"'
 
 

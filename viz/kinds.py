@@ -135,12 +135,12 @@ def label(table: LaneTable, operation: int) -> str:
     kind = kinds()[table.kind[operation]]
     if not kind["numbered"]:
         return str(kind["letter"])
-    is_away = bool(table.flags[operation] & Flag.REROUTED)
-    return (LABEL_REROUTED if is_away else LABEL).format(
-        letter=kind["letter"],
-        micro_batch=table.micro_batch[operation],
-        home=f"{table.pipeline[operation]}.{table.micro_batch[operation]}",
-    )
+    home = table.pipeline[operation], table.micro_batch[operation]
+    return _numbered(kind["letter"], *home, bool(table.flags[operation] & Flag.REROUTED))
+
+
+def _numbered(letter: str, home: int, index: int, is_away: bool) -> str:
+    return (LABEL_REROUTED if is_away else LABEL).format(letter=letter, micro_batch=index, home=f"{home}.{index}")
 
 
 def backward_label(table: LaneTable, operation: int) -> str:
@@ -148,10 +148,7 @@ def backward_label(table: LaneTable, operation: int) -> str:
     if table.paired is None or not kinds()[table.kind[operation]]["pair"]:
         return ""
     home, index = (int(column[operation]) for column in table.paired)
-    is_away = home != int(table.workers[table.lane_of(operation)].pipeline)
-    return (LABEL_REROUTED if is_away else LABEL).format(
-        letter=Backward.token, micro_batch=index, home=f"{home}.{index}"
-    )
+    return _numbered(Backward.token, home, index, home != table.workers[table.lane_of(operation)].pipeline)
 
 
 def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:
@@ -188,11 +185,10 @@ def mark_text(table: LaneTable, operation: int) -> str:
 
 
 def summary(table: LaneTable) -> str:
-    failed_labels = [label for label, failed_labels in zip(table.labels, table.failed, strict=True) if failed_labels]
-    rerouted = int((table.has(Flag.REROUTED) & is_schedule_work(table.kind)).sum())
-    text = f"{int(is_schedule_work(table.kind).sum()):,} instructions on {table.lanes} workers"
-    if failed_labels:
-        text += f"; failed: {', '.join(failed_labels)}"
-    if rerouted:
+    failed, work = np.flatnonzero(table.failed).tolist(), is_schedule_work(table.kind)
+    text = f"{int(work.sum()):,} instructions on {table.lanes} workers"
+    if failed:
+        text += f"; failed: {', '.join(table.labels[lane] for lane in failed)}"
+    if rerouted := int((table.has(Flag.REROUTED) & work).sum()):
         text += f"; {rerouted:,} instructions re-routed to peers"
     return text + "."

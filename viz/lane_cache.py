@@ -16,11 +16,13 @@ import gc
 import hashlib
 import json
 import math
+import operator
 import struct
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -70,7 +72,7 @@ def encode(table: LaneTable) -> bytes:
     parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]
     parts.append(table.offsets.astype("<u4").tobytes())
     for column in columns.values():
-        parts += [column.tobytes(), bytes(_padding(column.nbytes))]
+        parts += [column.tobytes(), bytes(-column.nbytes % 4)]
     return b"".join([*parts, described])
 
 
@@ -82,10 +84,6 @@ def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     largest = int(values.max(initial=0))
     narrow = next(kind for kind in _UNSIGNED if largest < np.iinfo(kind).max)
     return np.where(column == missing, np.iinfo(narrow).max, column).astype(narrow)
-
-
-def _padding(size: int) -> int:
-    return -size % 4
 
 
 def describe_table(table: LaneTable) -> dict[str, Any]:
@@ -125,12 +123,9 @@ def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
 def release_memory() -> None:
     """Return freed memory to the system: glibc keeps freed blocks below 32 MB, such as most columns of a schedule."""
     gc.collect()
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except AttributeError:
-        return  # other C libraries return freed memory
+    if sys.platform.startswith("linux"):
+        with suppress(AttributeError):  # other C libraries return freed memory
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -260,9 +255,7 @@ def plan_of(schedule: Schedule) -> Plan | None:
 
 
 def _exceeds(limits: Limits, stated: Limits) -> bool:
-    if stated is None:
-        return False
-    return limits is None or any(limit > stated_limit for limit, stated_limit in zip(limits, stated, strict=True))
+    return stated is not None and (limits is None or any(map(operator.gt, limits, stated)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +296,9 @@ class LaneCache:
     """Thread-safe cache of tables by the hash of their `lanes.bin` and context."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, min_tables: int = 4) -> None:
-        self._kept: BoundedCache[str, TimedLanes] = BoundedCache(max_bytes, _bytes, min_tables)
+        self._kept: BoundedCache[str, TimedLanes] = BoundedCache(
+            max_bytes, lambda entry: len(entry.content) + TABLE_BYTES * len(entry.table), min_tables
+        )
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
     def put(self, lanes: TimedLanes, span: float | None = None) -> str:
@@ -332,10 +327,6 @@ class LaneCache:
 
 def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
-
-
-def _bytes(entry: TimedLanes) -> int:
-    return len(entry.content) + TABLE_BYTES * len(entry.table)
 
 
 def content_hash(content: bytes) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from math import floor, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from viz.lanes import LaneTable
 
 DIGITS, PLACE_DIGITS = 3, 6
 """Significant digits of an amount, and of a position in time."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value of a JSON file is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def short(value: float, digits: int = DIGITS) -> str:

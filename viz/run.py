@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
@@ -28,6 +29,7 @@ from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
 from viz.lane_cache import Limits, TimedLanes, TimelineContext
 from viz.lanes import LaneTable, Panel
+from viz.numbers import is_number
 
 T = TypeVar("T")
 Choices = dict[str, tuple[str, Callable[[], TimedLanes | None]]]
@@ -202,10 +204,8 @@ class Run:
         if self.shape is None:
             return ()
         generation = self._attempt(step, generation)
-        later_generations = [
-            other for other in self.generations_of(step) if generation is not None and other > generation
-        ]
-        events = [self.generations.get(number, {}) for number in (generation, *later_generations[:1])]
+        later = [other for other in self.generations_of(step) if generation is not None and other > generation]
+        events = [self.generations.get(number, {}) for number in (generation, *later[:1])]
         lives = [live for event in events if isinstance(live := event.get("live"), list)]
         if lives:
             return tuple(worker for worker in self.shape.workers() if any(str(worker) not in live for live in lives))
@@ -218,14 +218,11 @@ class Run:
             tried = self.generations_of(step)
             return (tried[-1] if tried else -1, self.plan_of(step) or "")
 
-        segments = []
-        for (generation, plan), steps in groupby(self.steps, key=key):
-            members = list(steps)
-            failed = self.failed_in(members[0])
-            segments.append(
-                RunSegment(members[0], members[-1], plan or None, generation if generation >= 0 else None, failed)
-            )
-        return segments
+        runs = [(generation, plan, list(steps)) for (generation, plan), steps in groupby(self.steps, key=key)]
+        return [
+            RunSegment(s[0], s[-1], plan or None, generation if generation >= 0 else None, self.failed_in(s[0]))
+            for generation, plan, s in runs
+        ]
 
     @cached_property
     def notable_steps(self) -> list[NotableStep]:
@@ -271,25 +268,22 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
-        losses = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
-        return {step: loss for step, loss in losses if loss is not None}
+        losses = {line["step"]: line.get("eval_loss") for line in self.metrics}
+        return {step: float(loss) for step, loss in losses.items() if is_number(loss) and np.isfinite(loss)}
 
     def _trace_window(self, step: int, generation: int | None) -> Trace | None:
-        tried = self.trace.generations_of(step) if self.trace is not None else []
-        if self.trace is None or not tried or (generation is not None and generation not in tried):
-            return None
-        return self.trace.window(step, step, tried[-1] if generation is None else generation)
+        tried = self.trace.generations_of(step) if self.trace else []
+        generation = tried[-1] if tried and generation is None else generation
+        return self.trace.window(step, step, generation) if self.trace and generation in tried else None
 
     def panels(self) -> list[Panel]:
-        panels = []
-        for step in self.notable_steps:
-            for phase, step_lanes in (
-                ("planned", self.planned_lanes(step.step)),
-                ("executed", self.executed_lanes(step.step)),
-            ):
-                if step_lanes is not None and len(step_lanes.table):
-                    panels.append(Panel(f"{step.title.capitalize()}, step {step.step}: {phase}", step_lanes.table))
-        return panels
+        views = {"planned": self.planned_lanes, "executed": self.executed_lanes}
+        lanes = [
+            (f"{title.capitalize()}, step {step}: {phase}", view(step))
+            for title, step in self.notable_steps
+            for phase, view in views.items()
+        ]
+        return [Panel(title, shown.table) for title, shown in lanes if shown is not None and len(shown.table)]
 
     def choices(self, place: int) -> Choices:
         """Return the plans, then the last `STEPS_OFFERED` executed steps, for comparison."""
@@ -328,16 +322,10 @@ class Run:
 
     @cached_property
     def _limits(self) -> Limits:
-        try:
-            limits = self.job.activation_limits() if self.job else None
-        except RecycleError:  # the limit is in bytes, and the profile is gone
-            return None
-        return None if limits is None else tuple(limits)
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
-    return float(value) if usable else None
+        with suppress(RecycleError):  # the limit is in bytes, and the profile is gone
+            if self.job and (limits := self.job.activation_limits()) is not None:
+                return tuple(limits)
+        return None
 
 
 def _process_of_role(event: Mapping[str, Any]) -> dict[Worker, Worker]:

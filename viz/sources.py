@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,25 +98,20 @@ class ScheduleFile:
     def choices(self, place: int) -> Choices:
         return {} if self.timeline is None else {f"file/{place}": (self.name, lambda: self.timed)}
 
-    def suggested_choices(self, place: int) -> list[str]:
-        return list(self.choices(place))
-
     def places(self, finding: Finding) -> list[Place]:
         """Return the places of a finding's instruction, then of conflicting instructions; [] without a place."""
-        if finding.worker is None:
-            return []
-        others = [self._place(other.worker, other.position) for other in finding.others]
-        return [self._place(finding.worker, finding.position), *others]
+        placed = [(finding.worker, finding.position), *((each.worker, each.position) for each in finding.others)]
+        return [self._place(worker, position) for worker, position in placed if worker is not None]
 
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
         operations = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
-        if position is None or not len(operations):
-            return w, 0.0, lanes.span
         rows = lanes.instruction_id.astype(np.int64)[operations]
         rows = rows if self.origin is None else self.origin[rows]
-        at = operations[rows == int(self.schedule.columns.offsets[w]) + position]  # drawn, see `schedule_source`
-        return (w, float(lanes.start[at[0]]), float(lanes.end[at[0]])) if len(at) else (w, 0.0, lanes.span)
+        row = -2 if position is None else int(self.schedule.columns.offsets[w]) + position
+        for i in operations[rows == row][:1].tolist():  # drawn, see `schedule_source`
+            return w, float(lanes.start[i]), float(lanes.end[i])
+        return w, 0.0, lanes.span
 
 
 def schedule_source(
@@ -131,18 +127,15 @@ def schedule_source(
     findings = check(schedule, profile=profile, limits=limits, graph=graph)
     if is_large:
         release_memory()
-    origin, marks = None, Marks()
+    origin: Any = None
+    marks = Marks()
     if findings:
         begins, index, origin = schedule.columns.offsets, schedule.shape.worker_index, graph.origin
-        assert origin is not None
 
-        origin_of_rows = origin
-
-        def rows_of(places: Iterable[Finding | ProgramPosition]) -> list[int]:
+        def rows_of(places: Iterable[Finding | ProgramPosition]) -> Any:
             placed = [(p.worker, p.position) for p in places if p.worker is not None and p.position is not None]
             broken = [int(begins[index(Worker.parse(worker))]) + position for worker, position in placed]
-            rows: list[int] = np.flatnonzero(np.isin(origin_of_rows, broken)).tolist()
-            return rows
+            return np.flatnonzero(np.isin(origin, broken)).tolist()
 
         marks = Marks(rows_of(findings), rows_of(other for finding in findings for other in finding.others))
     timeline, problem = None, ""

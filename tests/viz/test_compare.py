@@ -100,7 +100,7 @@ def test_interleaved_lanes_are_one_canvas_with_room_for_all(page: ComparePage) -
     assert {"--lanes": 12} in [part.get("style") for part in of_type(component, "Div")]
     button = of_type(plain(page.compare(KEYS, "interleaved")), "Button")[0]
     places = json.loads(button["data-places"])
-    assert (button["data-graph"], places) == ("0", [[2 * 3, 1.0, 2.0]])  # the first one's lane of the fourth worker
+    assert (button["data-graph"], places) == (0, [[2 * 3, 1.0, 2.0]])  # the first one's lane of the fourth worker
 
 
 def test_lanes_of_other_workers_are_not_interleaved(healthy: Schedule) -> None:

@@ -56,8 +56,8 @@ def test_a_schedule_is_a_page_with_its_figures(schedule_file: Path, tmp_path: Pa
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
     assert len(page) < 250_000  # lanes need no plotly.js
-    assert '<span data-sort="11.0">11</span>' in page
-    assert '<span data-sort="10.0">10 (gap 10 %)</span>' in page
+    assert '<th scope="row">period</th><td>11</td>' in page
+    assert "<td>10 (gap 10 %)</td>" in page
 
 
 def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:

@@ -220,24 +220,23 @@ def test_an_empty_run_has_pages_without_figures(empty_run_dir: Path) -> None:
     assert {"No step is committed yet.", "No iteration ran yet.", "Nothing has run yet."} <= set(texts)
 
 
-def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
-    """What the callback that sets `output` answers when `changed` did; `values` by component, without the prefix."""
-    (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if output in entry["output"]]
-    names = (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
-    outputs = [{"id": identifier, "property": name} for identifier, name in names]
+def ticked(client: Any, **values: Any) -> dict[str, Any]:
+    """What the page of a run sets at a tick; `values` by component, without the prefix."""
+    inputs = [{"id": "run0-tick", "property": "n_intervals"}]
+    (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if entry["inputs"] == inputs]
     answer = client.post(
         "/_dash-update-component",
         json={
             "output": callback["output"],
-            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
-            "changedPropIds": [changed],
+            "outputs": [],
+            "changedPropIds": ["run0-tick.n_intervals"],
             **{
                 role: [{**entry, "value": values.get(entry["id"].removeprefix("run0-"))} for entry in callback[role]]
                 for role in ("inputs", "state")
             },
         },
     )
-    response: dict[str, Any] = answer.get_json()["response"]
+    response: dict[str, Any] = answer.get_json()["sideUpdate"]
     return response
 
 
@@ -253,12 +252,12 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)
     follow: list[str] = ["follow"]
-    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, follow=follow)
+    changed = ticked(client, tick=1, follow=follow)
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
     assert changed["run0-step"]["value"] == 8
     assert changed["run0-follow"] == {"className": ""}
-    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, follow=[])
+    again = ticked(client, tick=2, follow=[])
     assert "value" not in again["run0-step"]
 
 
@@ -297,7 +296,7 @@ def test_a_range_of_the_time_has_parts_that_add_up_to_it(times: ReportPage) -> N
     begin, end = 0.3 * report.wall, 0.8 * report.wall
     assert sum(clipped(report, begin, end).parts.values()) == pytest.approx(end - begin)
     assert clipped(report, -1.0, 2 * report.wall).parts == report.parts
-    (title, *_) = words(plain(times.parts_of(report, begin, end)))
+    (title, *_) = words(plain(times.parts_of(report, (begin, end))))
     assert title == f"Where the time went, from {short(begin)} to {short(end)} s"
 
 

@@ -1,4 +1,4 @@
-"""Time of workers: inputs of an instruction with slack, causes of bubbles in words, and statistics of a time range.
+"""Time of workers: inputs of instructions, causes of bubbles, statistics of a time range, and work for dead workers.
 
 A value from another worker is listed with its producer and its transfer; the receive between them takes no time. The
 inputs of a reduce or step from all workers are listed individually, latest first.
@@ -7,7 +7,6 @@ inputs of a reduce or step from all workers are listed individually, latest firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -18,11 +17,12 @@ from recycle.ir.columns import Columns, Floats, Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.gaps import Gap, GapCause, Gaps
-from recycle.ir.instruction import AsyncInstruction, is_kind
+from recycle.ir.instruction import AsyncInstruction, Compute, HostCopy, OverlappedPair, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.memory import activation_changes
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
+from recycle.job.shape import Worker
 from viz.numbers import PLAN_UNIT, TimeUnit, short
 
 MAX_LISTED = 12
@@ -115,9 +115,8 @@ class DependencyIndex:
             return "It has no inputs: it starts with the iteration."
         need, tolerance = needs[0], self.timeline.makespan * TOLERANCE
         text = "Waited for " if need.slack <= tolerance else "Needs "
-        text += (
-            f"{instruction_name(self.timeline, need.row)} ({CAUSE_TEXTS[need.cause]}), ended {unit.text(need.produced)}"
-        )
+        text += instruction_name(self.timeline, need.row)
+        text += f" ({CAUSE_TEXTS[need.cause]}), ended {unit.text(need.produced)}"
         if need.send >= 0:
             text += f", arrived {unit.text(need.arrived)}"
         return text if need.slack <= tolerance else f"{text}, slack {unit.amount(need.slack)}"
@@ -202,8 +201,7 @@ class Bubbles:
         return f"{idle}: {following} waits for {awaited}, which ends at {end_text}."
 
 
-@dataclass(frozen=True)
-class RangeStatistics:
+class RangeStatistics(NamedTuple):
     """Activities of the live workers in a time range; work and bubbles add up to all of their time.
 
     Attributes:
@@ -265,3 +263,39 @@ def _before_first(c: Columns) -> npt.NDArray[np.bool_]:
     is_first = np.zeros(len(c), dtype=np.bool_)
     is_first[rows[np.unique(c.worker[rows], return_index=True)[1]]] = True
     return is_first
+
+
+class Rerouting(NamedTuple):
+    """What a worker runs for another pipeline's worker of its position.
+
+    Attributes:
+        rows: of the timeline, by start.
+        share: of the work of the host.
+    """
+
+    home: Worker
+    host: Worker
+    micro_batches: list[int]
+    rows: Rows
+    seconds: float
+    share: float
+
+
+def reroutings(timeline: Timeline) -> list[Rerouting]:
+    """Return the re-routed work by home worker and host."""
+    c, shape = timeline.schedule.columns, timeline.schedule.shape
+    is_work = is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, HostCopy)
+    is_work &= away_from(c, c.worker // shape.ranks)
+    rows = np.flatnonzero(is_work)
+    own_pipeline, rank = np.divmod(c.worker[rows].astype(np.int64), shape.ranks)
+    home = np.where(c.pipeline[rows] == own_pipeline, c.pipeline2[rows], c.pipeline[rows]) * shape.ranks + rank
+    seconds, result = timeline.end - timeline.start, []
+    for away, host in sorted(set(zip(home.tolist(), c.worker[rows].tolist(), strict=True))):
+        own = rows[(home == away) & (c.worker[rows] == host)]
+        own = own[np.argsort(timeline.start[own], kind="stable")]
+        spent, busy = float(seconds[own].sum()), timeline.busy[host] or 0.0
+        micro_batches, home_worker = sorted(set(c.index[own].tolist())), shape.worker_at(away)
+        result.append(
+            Rerouting(home_worker, shape.worker_at(host), micro_batches, own, spent, spent / busy if busy else 0.0)
+        )
+    return result

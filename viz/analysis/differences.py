@@ -13,40 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
+from recycle.ir.kinds import Compute, Instruction, StageWide, ValueKind, per_kind
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
-from viz.analysis.bubbles import IDLE_TITLES, IdlePart, instruction_name, range_statistics
+from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
 
 
-def _role_of_kind() -> Rows:
-    return per_kind(
-        lambda cls: (
-            -1
-            if not issubclass(cls, Compute | StageWide)
-            else int(cls.row.produces[0])
-            if cls.row.produces
-            else len(ValueKind) + cls.kind
-        ),
-        np.int64,
-    )
+def _role(cls: type[Instruction]) -> int:
+    if not issubclass(cls, Compute | StageWide):
+        return -1
+    return int(cls.row.produces[0]) if cls.row.produces else len(ValueKind) + cls.kind
 
 
-def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> Any:
     gradients = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
-    is_whole: npt.NDArray[np.bool_] = per_kind(lambda cls: cls.row.produces == gradients, np.bool_)[kind]
-    return is_whole
+    return per_kind(lambda cls: cls.row.produces == gradients, np.bool_)[kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +62,9 @@ class Matches:
     only_second: Rows
 
 
-def is_weight_half(first: Timeline, matches: Matches) -> npt.NDArray[np.bool_]:
-    is_half: npt.NDArray[np.bool_] = matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
-    return is_half
+def is_weight_half(first: Timeline, matches: Matches) -> Any:
+    """Return which matches are of the weight gradient of a whole backward in the first timeline."""
+    return matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
 
 
 def match(first: Timeline, second: Timeline) -> Matches:
@@ -80,7 +73,7 @@ def match(first: Timeline, second: Timeline) -> Matches:
     first_items, second_items = _WorkItems.from_timeline(first, shapes), _WorkItems.from_timeline(second, shapes)
     a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
     if not _have_same_layers(*shapes):
-        b = b.subset(np.zeros(len(b.key), dtype=np.bool_))
+        b = b.subset(slice(0))
     _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
     order = np.lexsort((a.row[in_a], a.start[in_a]))
     in_a, in_b = in_a[order], in_b[order]
@@ -90,8 +83,8 @@ def match(first: Timeline, second: Timeline) -> Matches:
         a.start[in_a],
         b.start[in_b] - a.start[in_a],
         a.worker[in_a] != b.worker[in_b],
-        first_items.unmatched_rows(a.row[in_a]),
-        second_items.unmatched_rows(b.row[in_b]),
+        np.setdiff1d(first_items.row, a.row[in_a]),
+        np.setdiff1d(second_items.row, b.row[in_b]),
     )
 
 
@@ -136,15 +129,8 @@ class _WorkItems(NamedTuple):
         is_shared[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
         return self.subset(is_shared)
 
-    def subset(self, chosen: npt.NDArray[np.bool_]) -> _WorkItems:
-        part = self.is_part[chosen]
-        return _WorkItems(self.key[chosen], self.row[chosen], self.worker[chosen], self.start[chosen], part)
-
-    def unmatched_rows(self, matched: Rows) -> Rows:
-        is_unmatched = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
-        is_unmatched[self.row] = True
-        is_unmatched[matched] = False
-        return np.flatnonzero(is_unmatched)
+    def subset(self, chosen: Any) -> _WorkItems:
+        return _WorkItems(*(column[chosen] for column in self))
 
 
 def _unit_span(shapes: Sequence[Shape]) -> int:
@@ -158,7 +144,7 @@ def _span(shapes: Sequence[Shape]) -> int:
 def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
     work_rows, m = operations_of(schedule), schedule.shape.micro_batches
     micro_batches, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
-    role = _role_of_kind()[work_rows.kind]
+    role = per_kind(_role, np.int64)[work_rows.kind]
     keyed = np.flatnonzero((role >= 0) & work_rows.valid)
     worker = work_rows.worker[keyed]
     worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
@@ -170,40 +156,17 @@ def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows
     return key, work_rows.row[keyed][place], worker[place]
 
 
-TimePart = IdlePart | Literal["own work", "re-routed work"]
-
-
-def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
+def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Any, float]:
     """Return the seconds of each part of the makespan, as mean over the live workers; they add up to the makespan."""
     statistics = range_statistics(timeline, timeline.gaps(limits), 0.0, timeline.makespan)
-    workers = max(1, statistics.workers)
-    parts: dict[TimePart, float] = {
-        "own work": (sum(statistics.work.values()) - statistics.rerouted) / workers,
-        "re-routed work": statistics.rerouted / workers,
-    }
-    return parts | {
-        part: statistics.idle[part][0] / workers if part in statistics.idle else 0.0 for part in IDLE_TITLES
-    }
-
-
-class TimeShare(NamedTuple):
-    """A part of the difference between two makespans, seconds per live worker."""
-
-    title: str
-    first: float
-    second: float
-
-    @property
-    def difference(self) -> float:
-        return self.second - self.first
+    rerouted = statistics.rerouted
+    seconds: dict[Any, float] = {"own work": sum(statistics.work.values()) - rerouted, "re-routed work": rerouted}
+    seconds |= {part: lost for part, (lost, _) in statistics.idle.items()}
+    return {part: seconds.get(part, 0.0) / max(1, statistics.workers) for part in PART_TITLES}
 
 
 PART_TITLES: dict[Any, str] = {"own work": "own work", "re-routed work": "extra work (re-routed)", **IDLE_TITLES}
-
-
-def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[TimeShare]:
-    """Split the difference of two makespans; the differences of the parts add up to it."""
-    return [TimeShare(title, first[part], second[part]) for part, title in PART_TITLES.items()]
+"""Part of `split` -> its name."""
 
 
 class Divergence(NamedTuple):
@@ -225,41 +188,27 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
     Workers are compared by name; whole backwards and their input halves are equal.
     """
     shapes = first.schedule.shape, second.schedule.shape
-    a, b = _programs(first, shapes), _programs(second, shapes)
-    divergences: list[Divergence] = []
+    a, b = (_programs(timeline, shapes) for timeline in (first, second))
+    divergences = []
     for worker in sorted(a.keys() | b.keys()):
-        (first_keys, first_rows), (second_keys, second_rows) = a.get(worker, _NOTHING), b.get(worker, _NOTHING)
-        common = min(len(first_keys), len(second_keys))
-        differ = np.flatnonzero(first_keys[:common] != second_keys[:common])
-        if not len(differ) and len(first_keys) == len(second_keys):
-            continue
-        at = int(differ[0]) if len(differ) else common
-        row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (first_rows, second_rows))
-        time = float(first.start[row]) if row >= 0 else float(second.start[other])
-        divergences.append(Divergence(time, _divergence_text(first, row, second, other), row, other))
+        programs = zip_longest(a.get(worker, ()), b.get(worker, ()), fillvalue=(-1, -1))
+        at = next((ends for ends in programs if ends[0][0] != ends[1][0]), None)
+        if at is not None:
+            row, other = at[0][1], at[1][1]
+            time = float(first.start[row]) if row >= 0 else float(second.start[other])
+            words = (_run_text(*end, worker) for end in ((first, row), (second, other)))
+            text = "worker {}: the first {}, the second {}".format(worker, *words)
+            divergences.append(Divergence(time, text, row, other))
     return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 
-_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple[Rows, Rows]]:
+def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, list[tuple[int, int]]]:
+    """Return the key and row of each instruction of each worker, in the order of its program."""
     keys, rows, _ = _keys(timeline.schedule, shapes)
-    order = np.argsort(rows, kind="stable")
-    keys, rows = keys[order], rows[order]
-    worker = timeline.schedule.columns.worker[rows]
-    begins = np.searchsorted(worker, np.arange(timeline.schedule.shape.worker_count + 1))
-    return {
-        timeline.schedule.shape.worker_at(w): (keys[low:high], rows[low:high])
-        for w, (low, high) in enumerate(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
-        if low < high
-    }
-
-
-def _divergence_text(first: Timeline, row: int, second: Timeline, other: int) -> str:
-    schedule = first.schedule if row >= 0 else second.schedule
-    worker, _ = schedule.position(row if row >= 0 else other)
-    return f"worker {worker}: the first {_run_text(first, row, worker)}, the second {_run_text(second, other, worker)}"
+    order, schedule = np.argsort(rows, kind="stable"), timeline.schedule
+    items = list(zip(keys[order].tolist(), rows[order].tolist(), strict=True))
+    begins = np.searchsorted(schedule.columns.worker[rows[order]], np.arange(schedule.shape.worker_count + 1)).tolist()
+    return {schedule.shape.worker_at(w): items[low:high] for w, (low, high) in enumerate(pairwise(begins))}
 
 
 def _run_text(timeline: Timeline, row: int, worker: Worker) -> str:

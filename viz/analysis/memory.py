@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,22 +68,30 @@ def micro_batches_held(timeline: Timeline, worker: int, time: float) -> list[str
     """Return the instructions whose activations a worker holds at a time, by start."""
     c, schedule = timeline.schedule.columns, timeline.schedule
     added, freed = activation_changes(schedule, timeline.profile, in_bytes=False)
-    held: dict[tuple[int, ...], float] = {}
-    names: dict[tuple[int, ...], str] = {}
-    for row in range(int(c.offsets[worker]), int(c.offsets[worker + 1])):
-        first, second = (c.stage, c.pipeline, c.index), (c.stage2, c.pipeline2, c.index2)
-        key, backward = (tuple(int(column[row]) for column in columns) for columns in (first, second))
+    held: Counter[tuple[int, int, int]] = Counter()
+    names = {}
+    for row in range(*c.offsets[worker : worker + 2].tolist()):
+        key, backward = (c.stage[row], c.pipeline[row], c.index[row]), (c.stage2[row], c.pipeline2[row], c.index2[row])
         if added[row] and timeline.start[row] <= time:
-            held[key], names[key] = held.get(key, 0.0) + added[row], str(schedule.instruction(row))
+            held[key] += added[row]
+            names[key] = str(schedule.instruction(row))
         if freed[row] and timeline.end[row] <= time:
-            key = key if backward[1] < 0 else backward
-            held[key] = held.get(key, 0.0) - freed[row]
+            held[key if backward[1] < 0 else backward] -= freed[row]
     return [name for key, name in names.items() if held[key] > TOLERANCE]
 
 
 def knows_bytes(profile: Profile) -> bool:
     """Return whether a profile states sizes; without sizes each activation counts 1."""
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
+
+
+def limits_of_workers(context: TimelineContext) -> list[float | None]:
+    """Return the memory limit of each worker, in the unit of `held_by_all`; None without one."""
+    timeline, limits = context.timeline, context.limits
+    workers = range(timeline.schedule.shape.worker_count)
+    if knows_bytes(timeline.profile):
+        return [timeline.profile.capacity for _ in workers]
+    return [limits[w % len(limits)] / context.chunks if limits else None for w in workers]
 
 
 def held_by_all(entry: TimedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
@@ -99,15 +108,12 @@ def held_by_all(entry: TimedLanes, context: TimelineContext) -> tuple[Singles, S
     unit = 1.0 if in_bytes else 1.0 / context.chunks
     changes = activation_changes(schedule, profile, in_bytes=in_bytes)
     fixed = static_bytes(schedule, profile) if in_bytes else [0.0] * schedule.shape.worker_count
-    limits = np.full(table.lanes, np.nan, dtype=np.float32)
+    limits = np.array([np.nan if limit is None else limit for limit in limits_of_workers(context)], dtype=np.float32)
+    limits[table.failed] = np.nan
     from_start, from_end = np.zeros(len(table), dtype=np.float32), np.zeros(len(table), dtype=np.float32)
     for w, worker in enumerate(schedule.shape.workers()):
         if worker in schedule.failed:
             continue
-        if in_bytes:
-            limits[w] = np.nan if profile.capacity is None else profile.capacity
-        elif context.limits:
-            limits[w] = unit * context.limits[w % len(context.limits)]
         curve = memory_curve(timeline, w, changes)
         operations = slice(int(table.offsets[w]), int(table.offsets[w + 1]))
         for times, values in ((table.start, from_start), (table.end, from_end)):

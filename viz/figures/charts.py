@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
-    CLEAR,
     COMMUNICATION,
     FAILURE,
     FORWARD,
@@ -28,6 +27,7 @@ from viz.figures.palette import (
     UNCHANGED,
     frame,
 )
+from viz.numbers import is_number
 from viz.sources import SystemResult, TraceSummary
 
 Mark = tuple[float, str, tuple[str, str]]
@@ -67,54 +67,29 @@ ROWS, ROW = 3, 16
 """Rows of texts above the plots, used in turn against overlaps, and their height in pixels."""
 BOTTOM, BETWEEN = 44, 14
 """Pixels below all plots, and between two."""
-AXIS: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True}
-_NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER}
+FROM_ZERO = {"rangemode": "tozero"}
+LEGEND_ABOVE = {
+    "showlegend": True,
+    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+}
+BARS = {"yaxis": {"autorange": "reversed", "automargin": True}}
+_NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
 
 
-def add_line(
-    figure: go.Figure,
-    x: Any,
-    y: Any,
-    name: str,
-    hover: str,
-    line: Mapping[str, Any],
-    mode: str = "lines",
-    **options: Any,
-) -> None:
-    """Add a line of two pixels; `hover` is the template of the hover text."""
-    hover += "<extra></extra>"
-    figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **options)
-
-
-def shares_figure(
-    names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], tuple[str, str]]], title: str
-) -> go.Figure:
+def shares_figure(names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], tuple[str, str]]]) -> go.Figure:
     """Return a stacked bar per name with the percents of each part, given as (percents, (color, hatch))."""
     figure = go.Figure()
     for part, (percents, (colour, hatch)) in parts.items():
         marker = {"color": colour, "pattern": {"shape": hatch, "fgcolor": PAPER, "size": 6}}
         hover = f"%{{y}} {part} %{{x:.3g}} %<extra></extra>"
         figure.add_bar(orientation="h", x=percents, y=names, name=part, marker=marker, hovertemplate=hover)
-    figure.update_layout(
-        frame(116 + _BAR * len(names), 40, BOTTOM) | legend_above(1.02, traceorder="normal"),
-        barmode="stack",
-        xaxis=x_axis(title, rangemode="tozero"),
-        yaxis={"autorange": "reversed", "automargin": True},
-    )
-    return figure
+    layout = frame(116 + _BAR * len(names), 40, BOTTOM) | LEGEND_ABOVE | BARS
+    return figure.update_layout(layout, barmode="stack", xaxis=titled_axis("per cent of the time", **FROM_ZERO))
 
 
-def legend_above(y: float, **options: Any) -> dict[str, Any]:
-    return {"showlegend": True, "legend": {"orientation": "h", "y": y, "yanchor": "bottom", **options}}
-
-
-def x_axis(title: str, **options: Any) -> dict[str, Any]:
-    return {**AXIS, "title": {"text": title, "standoff": 6}, **options}
-
-
-def y_axis(title: str, low: float = 0.0, high: float = 1.0, **options: Any) -> dict[str, Any]:
-    """Return the vertical axis of a plot that fills a part of the figure's height."""
-    return {**AXIS, "title": {"text": title}, "domain": [low, high], **options}
+def titled_axis(title: str, **options: Any) -> dict[str, Any]:
+    text = {"text": title, "standoff": 6}
+    return {"gridcolor": GRID, "zeroline": False, "automargin": True, "title": text, **options}
 
 
 def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
@@ -122,16 +97,12 @@ def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def _font(colour: str) -> dict[str, Any]:
-    return {"size": 11, "color": colour}
-
-
 class Plot(NamedTuple):
     """One of several plots below each other.
 
     Attributes:
         pixels: its height.
-        lines: arguments of `add_line`.
+        lines: entries of its lines, of two pixels; "hover" is the template of the text under the pointer.
         options: entries of its vertical axis.
     """
 
@@ -153,16 +124,17 @@ def stacked_figure(plots: Sequence[Plot], title: str, marks: Sequence[Mark] = ()
     layout: dict[str, Any] = frame(whole + top + BOTTOM, top, BOTTOM)
     for number, plot in enumerate(plots, 1):
         domain = [(left - plot.pixels + (BETWEEN if number < len(plots) else 0)) / whole, left / whole]
-        layout[f"yaxis{number}"] = y_axis(plot.title, *domain, fixedrange=True, **plot.options)
+        layout[f"yaxis{number}"] = titled_axis(plot.title, domain=domain, fixedrange=True, **plot.options)
         left -= plot.pixels
         for line in plot.lines:
-            add_line(figure, **line, yaxis=f"y{number}")
-    note = {**_NOTE, "xanchor": "left", "font": _font(INK)}
+            own = {"mode": "lines", **line, "line": {"width": 2, **line["line"]}}
+            figure.add_scatter(hovertemplate=f"{own.pop('hover')}<extra></extra>", yaxis=f"y{number}", **own)
+    note = {**_NOTE, "xanchor": "left", "bgcolor": PAPER, "font": {"size": 11, "color": INK}}
     figure.update_layout(
         **layout,
         shapes=[_line_at(x, *style) for x, _, style in marks],
         annotations=[{**note, "x": x, "yshift": ROW * (i % ROWS), "text": text} for i, (x, text) in enumerate(texts)],
-        xaxis=x_axis(title, anchor=f"y{len(plots)}", **options),
+        xaxis=titled_axis(title, anchor=f"y{len(plots)}", **options),
         uirevision=title,  # keeps the zoom when a live run is redrawn
     )
     return figure
@@ -175,15 +147,15 @@ class Column(NamedTuple):
     pixels: int
     colour: str
     text: str
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = FROM_ZERO
 
 
 COLUMNS = {
-    "seconds": Column("iteration, s", 110, FORWARD.fill, "%{y:.4g} s", {"rangemode": "tozero"}),
-    "tokens_per_second": Column("tokens/s", 110, RECOVERY, "%{y:,.0f} tokens/s", {"rangemode": "tozero"}),
-    "loss": Column("loss", 110, BACKWARD_WEIGHT.fill, "loss %{y:.6g}"),
-    "step": Column("steps", 110, MUTED, "%{y} steps", {"rangemode": "tozero"}),
-    "live_workers": Column("workers", 80, OPTIMIZER.fill, "%{y} live workers", {"rangemode": "tozero"}),
+    "seconds": Column("iteration, s", 110, FORWARD.fill, "%{y:.4g} s"),
+    "tokens_per_second": Column("tokens/s", 110, RECOVERY, "%{y:,.0f} tokens/s"),
+    "loss": Column("loss", 110, BACKWARD_WEIGHT.fill, "loss %{y:.6g}", {}),
+    "step": Column("steps", 110, MUTED, "%{y} steps"),
+    "live_workers": Column("workers", 80, OPTIMIZER.fill, "%{y} live workers"),
 }
 """Entry of the metrics -> its plot."""
 ROLLING, MARKED = 9, 120
@@ -224,8 +196,8 @@ def run_figure(
                     }
                 )
         plots.append(Plot(column.title, column.pixels, [line for line in lines if line["x"]], column.options))
-    figure = stacked_figure(plots, {"step": "step", "time": "seconds since the start"}[axis], marks, rangemode="tozero")
-    return figure.update_layout(legend_above(1.02)) if len(runs) > 1 else figure
+    figure = stacked_figure(plots, {"step": "step", "time": "seconds since the start"}[axis], marks, **FROM_ZERO)
+    return figure.update_layout(LEGEND_ABOVE) if len(runs) > 1 else figure
 
 
 def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) -> go.Figure:
@@ -254,19 +226,12 @@ def curves_figure(metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping
     return run_figure({"": metrics}, ("loss", "live_workers"), "step", marks)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def event_text(event: Mapping[str, Any]) -> str:
     """Return `1.1 failed`, `1.1 back`, or the worker and the kind for other events."""
-    words = {"fault": "failed", "rejoined": "back"}
+    words = {"fault": "failed", "rejoined": "back", "drain": "asked to leave"}
     kind = str(event.get("kind"))
-    struck = re.match("(nan|slow)[=:]", str(event.get("fault")))
-    if kind == "fault" and struck:
+    if kind == "fault" and (struck := re.match("(nan|slow|drain)[=:]", str(event.get("fault")))):
         kind = struck[1]
-    if kind == "fault" and str(event.get("fault")).startswith("drain"):
-        kind = "asked to leave"
     return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)
 
 
@@ -278,7 +243,7 @@ def _mark(change: GenerationChange, count: int) -> Mark:
 def parts_figure(report: RunReport) -> go.Figure:
     wall = report.wall or 1.0
     shares = {part: 100 * seconds / wall for part, seconds in report.parts.items() if seconds >= 1e-4 * wall}
-    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items()}, "per cent of the time")
+    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items()})
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -319,12 +284,8 @@ def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> 
         hovertemplate="%{text}: period %{x:.6g}, memory %{y:.4g}<extra></extra>",
         cliponaxis=False,
     )
-    figure.update_layout(
-        frame(340, 30, BOTTOM),
-        xaxis=x_axis("period, in the unit of the times"),
-        yaxis=y_axis(memory_title, rangemode="tozero"),
-    )
-    return figure
+    axes = {"xaxis": titled_axis("period, in the unit of the times"), "yaxis": titled_axis(memory_title, **FROM_ZERO)}
+    return figure.update_layout(frame(340, 30, BOTTOM), **axes)
 
 
 HOUR = 3600.0
@@ -341,42 +302,35 @@ def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Fig
         hours, rate = rate_steps(system)
         hover = f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h"
         rates.append({"x": hours, "y": rate, "name": system.name, "hover": hover, "line": line})
-    hours = [time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR]
     counts = [count for _, count in trace.alive]
-    line, hover = {"color": OPTIMIZER.fill, "shape": "hv"}, "%{y} nodes alive from %{x:.4g} h"
     alive = {
-        "x": hours,
+        "x": [time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR],
         "y": [*counts, counts[-1] if counts else trace.nodes],
-        "name": "",
-        "hover": hover,
-        "line": line,
+        "hover": "%{y} nodes alive from %{x:.4g} h",
+        "line": {"color": OPTIMIZER.fill, "shape": "hv"},
+        "showlegend": False,
     }
     plots = [
-        Plot("samples per second", 260, rates, {"rangemode": "tozero"}),
-        Plot("nodes alive", 100, [{**alive, "showlegend": False}]),
+        Plot("samples per second", 260, rates, FROM_ZERO),
+        Plot("nodes alive", 100, [alive]),
     ]
-    return stacked_figure(plots, "hours").update_layout(legend_above(1.02))
+    return stacked_figure(plots, "hours").update_layout(LEGEND_ABOVE)
 
 
 def rate_steps(system: SystemResult) -> tuple[list[float], list[float]]:
     """Return hours and the rate from each hour on, 0 in pauses from `SHORTEST`; the last entry ends the trace."""
-    hours: list[float] = []
-    rates: list[float] = []
-    for place, change in enumerate(system.timeline):
-        until = system.timeline[place + 1].time if place + 1 < len(system.timeline) else system.seconds
-        pause = min(change.pause, until - change.time)
+    ends = [*(change.time for change in system.timeline[1:]), system.seconds]
+    points: list[tuple[float, float]] = []
+    for change, end in zip(system.timeline, ends, strict=True):
+        pause = min(change.pause, end - change.time)
         if pause < SHORTEST * system.seconds:
             pause = 0.0
         else:
-            hours.append(change.time / HOUR)
-            rates.append(0.0)
-        if change.time + pause < until:
-            hours.append((change.time + pause) / HOUR)
-            rates.append(change.rate)
-    if rates:
-        hours.append(system.seconds / HOUR)
-        rates.append(rates[-1])
-    return hours, rates
+            points.append((change.time, 0.0))
+        if change.time + pause < end:
+            points.append((change.time + pause, change.rate))
+    points += [(system.seconds, rate) for _, rate in points[-1:]]
+    return [time / HOUR for time, _ in points], [rate for _, rate in points]
 
 
 def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
@@ -394,18 +348,16 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         showlegend=False,
     )
     scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
-    note = {**_NOTE, "bgcolor": CLEAR, "font": _font(MUTED)}
-    figure.update_layout(
-        **frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM),
-        xaxis=x_axis("samples per second", rangemode="tozero"),
-        yaxis={"autorange": "reversed", "automargin": True},
+    note = {**_NOTE, "font": {"size": 11, "color": MUTED}}
+    return figure.update_layout(
+        frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS,
+        xaxis=titled_axis("samples per second", **FROM_ZERO),
         shapes=[_line_at(rate, FAILURE, "dash" if row else "solid") for row, rate in enumerate(scaled.values())],
         annotations=[
             {**note, "x": rate, "yshift": 18 * row, "text": f"{name}, fault-scaled: {rate:.4g}"}
             for row, (name, rate) in enumerate(scaled.items())
         ],
     )
-    return figure
 
 
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
@@ -418,4 +370,4 @@ def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     for place, cause in enumerate(causes):
         shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in fitting]
         parts[cause] = shares, (COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)])
-    return shares_figure([system.name for system in fitting], parts, "per cent of the time")
+    return shares_figure([system.name for system in fitting], parts)

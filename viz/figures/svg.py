@@ -1,12 +1,12 @@
 """Timelines below each other as one self-contained picture, and its SVG.
 
-The layout is a list of shapes: titles, lane names, time axes, periods and a legend. This file draws them as SVG,
-`figures.raster` in pixels. Equal tables give equal bytes of SVG.
+The layout is a list of shapes: titles, lane names, operations, time axes, periods and a legend. This file draws them as
+SVG, `figures.raster` in pixels. Equal tables give equal bytes of SVG.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -38,6 +38,10 @@ CHARACTER, TEXT = 6.6, 11
 """Maximum pixels of a label's character, and font size of labels."""
 SMALLEST = 0.75
 """Smallest factor by which labels shrink to fit their boxes."""
+BAND_HEIGHT = 26 / 30
+"""Height of a failed worker's band in lanes."""
+LABELLED = 20_000
+"""Maximum operations for boxes with labels."""
 NAME = 14
 """Smallest height of lanes that are all named."""
 Anchor = Literal["start", "middle", "end"]
@@ -59,7 +63,6 @@ class Text(NamedTuple):
 class Line(NamedTuple):
     points: Sequence[Point]
     stroke: str
-    kind: str = ""
 
 
 class Rectangle(NamedTuple):
@@ -74,23 +77,24 @@ class Rectangle(NamedTuple):
     hatch: str = ""
 
 
-class Lanes(NamedTuple):
-    """The operations and failed lanes of a panel, each lane `row` pixels high."""
+class Operation(NamedTuple):
+    """A box of the table's operations; its upper left corner and size in pixels."""
 
-    panel: Panel
-    left: float
-    top: float
+    table: LaneTable
+    box: Box
+    x: float
+    y: float
     width: float
-    row: float
+    height: float
 
 
-Shape = Text | Line | Rectangle | Lanes
+Shape = Text | Line | Rectangle | Operation
 
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     """Return the picture as SVG text, `width` pixels wide. Operations have their description as a tooltip."""
     heights = [LANE * panel.table.lanes for panel in panels]
-    body = [part for shape in layout(panels, width, heights) for part in _drawn(shape)]
+    body = map(_drawn, layout(panels, width, heights))
     return _document(panels, body, width, height_of(heights))
 
 
@@ -129,7 +133,15 @@ def _panel(panel: Panel, left: float, top: float, width: float, height: float) -
     every = max(1, ceil(NAME / row))
     for lane in range(0, table.lanes, every):
         yield Text(left - 8, lanes_top + row * (lane + 0.5) + 4, table.labels[lane], "end")
-    yield Lanes(panel, left, lanes_top, width, row)
+    for lane in np.flatnonzero(table.failed).tolist():
+        band = lanes_top + row * (lane + 0.5 - BAND_HEIGHT / 2)
+        yield Rectangle(left, band, width, row * BAND_HEIGHT, FAILURE_BAND, FAILURE, "failed")
+    for box in boxes(table, is_labelled=is_labelled(panel, row)):
+        if box.end > box.start:
+            # Divide first: pixels per time would overflow for tiny times.
+            x, long = left + box.start / span * width, (box.end - box.start) / span * width
+            y = lanes_top + row * (box.lane + 0.5 + box.top)
+            yield Operation(table, box, x, y, long, row * (box.bottom - box.top))
     if panel.period:
         period = unit.amount(panel.period)
         yield from _bracket(left, left + panel.period / span * width, lanes_top, f"period {period}")
@@ -141,8 +153,13 @@ def _panel(panel: Panel, left: float, top: float, width: float, height: float) -
         yield Text(x, middle + 4, "failed", "middle", is_bold=True)
 
 
+def is_labelled(panel: Panel, row: float) -> bool:
+    """Return whether operations have labels, in lanes of `row` pixels."""
+    return row >= TEXT and len(panel.table) <= LABELLED
+
+
 def _bracket(left: float, right: float, bottom: float, text: str) -> Iterator[Shape]:
-    yield Line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK, "period")
+    yield Line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK)
     middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
     yield Rectangle(middle - width / 2, bottom - 16, width, 13, PAPER)
     yield Text(middle, bottom - 5, text, "middle", is_bold=True)
@@ -156,28 +173,21 @@ def _legend(panels: Sequence[Panel], left: float, top: float) -> Iterator[Shape]
         x += 24 + CHARACTER * len(entry.text) + 12
 
 
-def _drawn(shape: Shape) -> Iterator[str]:
+def _drawn(shape: Shape) -> str:
     match shape:
         case Text():
-            yield _text(shape)
-        case Line(points, stroke, kind):
+            return _text(shape)
+        case Line(points, stroke):
             path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
-            mark = f' class="{kind}"' if kind else ""
-            yield f'<path{mark} d="{path}" fill="none" stroke="{stroke}"/>'
+            return f'<path d="{path}" fill="none" stroke="{stroke}"/>'
         case Rectangle(x, y, width, height, fill, stroke, hatch):
             ground, border = f"url(#{hatch}-hatch)" if hatch else fill, f' stroke="{stroke}"' if stroke else ""
-            yield _rect(x, y, width, height, f' fill="{ground}"{border}')
-        case Lanes(panel, left, top, width, row):
-            table = panel.table
-            for lane in np.flatnonzero(table.failed).tolist():
-                band = f' class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"'
-                yield _rect(left, top + row * (lane + 0.5) - 13, width, 26, band)
-            for box in boxes(table):
-                if box.end > box.start:
-                    yield _operation(table, box, left, top, width / (panel.span or table.span or 1.0))
+            return _rect(x, y, width, height, f' fill="{ground}"{border}')
+        case Operation():
+            return _operation(*shape)
 
 
-def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: float) -> str:
+def _document(panels: Sequence[Panel], body: Iterable[str], width: int, tall: float) -> str:
     height = _number(tall)
     title = escape("; ".join(panel.title for panel in panels))
     return "\n".join(
@@ -227,10 +237,7 @@ def _text(shape: Text) -> str:
     return f'<text x="{_number(x)}" y="{_number(y)}"{attributes}>{escape(text)}</text>'
 
 
-def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels: float) -> str:
-    x, width = left + box.start * pixels, (box.end - box.start) * pixels
-    middle = lanes_top + LANE * (box.lane + 0.5)
-    top, height = middle + LANE * box.top, LANE * (box.bottom - box.top)
+def _operation(table: LaneTable, box: Box, x: float, top: float, width: float, height: float) -> str:
     fill = f"url(#{box.paint.key}-hatch)" if box.rerouted else box.paint.fill
     inset = 0.7 if box.rerouted and width > 3 else 0.0  # keeps the border off the neighbors
     stroke = f'stroke="{INK}" stroke-width="1.4"' if box.rerouted else f'stroke="{PAPER}" stroke-width="0.6"'

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, set_props
 
 from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, release_memory
 from viz.pages import panels, parts, scenario
@@ -17,14 +17,13 @@ from viz.pages.lanes_view import selection_details
 from viz.pages.page import TABS, Mode, Page
 from viz.scenario import PageModel
 
-SELECTION, FIGURES, EXPLAIN, IN_VIEW, WORKERS = "selection", "figures", "explain", "view", "workers"
-SCENARIO, FOUND = "scenario", "found"
+SELECTION, SCENARIO, FOUND = "selection", "scenario", "found"
 PANEL_TITLES = {
     SELECTION: "Selection",
-    FIGURES: "Figures",
-    EXPLAIN: "Explain",
-    IN_VIEW: "In view",
-    WORKERS: "Workers",
+    "figures": "Figures",
+    "explain": "Explain",
+    "view": "In view",
+    "workers": "Workers",
     SCENARIO: "Scenario",
     FOUND: "Found",
 }
@@ -34,10 +33,10 @@ INVITATION = (
 )
 STORES = ("choice", "links", "linked", "asked")
 PANELS: dict[str, Callable[[TimedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
-    FIGURES: panels.figures,
-    EXPLAIN: panels.explained,
-    IN_VIEW: panels.in_view,
-    WORKERS: panels.workers,
+    "figures": panels.figures,
+    "explain": panels.explained,
+    "view": panels.in_view,
+    "workers": panels.workers,
     FOUND: panels.hits,
 }
 """Panel about the current timeline -> function that builds its content for a browser's request."""
@@ -63,17 +62,19 @@ def bench(pages: Sequence[Page], first: html.Div | Mode, given: TimelineContext 
     page_slots = {
         slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in pages] for slot in SLOTS
     }
-    tabs = parts.div("bench-tabs", **parts.attributes(role="tablist", aria_label="Panels"))
+    tabs = parts.div("bench-tabs", role="tablist", aria_label="Panels")
     dock = html.Aside([tabs, *shared, *page_slots["panels"]], className="bench-dock")
+    size = "Size of the panel: arrow keys change it"
+    splitter = parts.div("bench-split", tabIndex=0, role="separator", aria_label=size)
     workbench = parts.div(
         "bench",
-        parts.div("banner", hidden=True, **parts.attributes(role="status")),
+        parts.div("banner", hidden=True, role="status"),
         parts.div("bench-controls", *page_slots["controls"]),
-        parts.div("bench-main", parts.div("bench-lanes", *page_slots["lanes"]), _splitter(), dock),
+        parts.div("bench-main", parts.div("bench-lanes", *page_slots["lanes"]), splitter, dock),
         *(dcc.Store(id=store_id(store)) for store in STORES),
         dcc.Store(id="mode"),
         hidden=not pages[0].has_lanes,
-        **parts.attributes(data_page=pages[0].prefix),
+        data_page=pages[0].prefix,
     )
     return [parts.div("pages", *page_slots["page"]), workbench]
 
@@ -104,43 +105,28 @@ def store_id(store: str) -> str:
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
     panels = {"data_opened": page.first_panel, "data_named": page.worker_panel} if page.has_lanes else {}
-    attributes = parts.attributes(data_page=page.prefix, **panels)
-    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
-
-
-def _splitter() -> html.Div:
-    accessibility = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
-    return html.Div(className="bench-split", tabIndex=0, **accessibility)
+    return parts.div("mode", *content, id=slot_id(slot, page.prefix), data_page=page.prefix, **panels)
 
 
 def _panel(name: str, title: str, content: Any) -> html.Section:
-    panel = parts.attributes(role="tabpanel", data_panel=name, aria_label=title)
+    panel: Any = {"role": "tabpanel", "data-panel": name, "aria-label": title}
     return html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel)
 
 
 def bar() -> html.Div:
-    return parts.div(
-        "bar",
-        html.Div(
-            id="headline",
-            className="headline",
-            **parts.attributes(aria_live="polite", aria_label="Figures of the timeline"),
-        ),
-        parts.div("bar-tools"),
-        dcc.Store(id="headline-of"),
-    )
+    label = "Figures of the timeline"
+    headline = parts.div("headline", id="headline", aria_live="polite", aria_label=label)
+    return parts.div("bar", headline, parts.div("bar-tools"), dcc.Store(id="headline-of"))
 
 
 def register(app: Dash, cache: PageModel) -> None:
     def store_input(store: str) -> Input:
         return Input(store_id(store), "data")
 
-    def panel(name: str) -> Output:
-        return Output(panel_id(name), "children")
-
     parts.in_browser(app, "showMode", Output("mode", "data"), Input(TABS, "value"))
+    links = Output(store_id("links"), "data")
 
-    @app.callback(panel(SELECTION), Output(store_id("links"), "data"), store_input("choice"), prevent_initial_call=True)
+    @app.callback(Output(panel_id(SELECTION), "children"), links, store_input("choice"), prevent_initial_call=True)
     def show_details(choice: Any) -> Any:
         card, links = selection_details(cache, choice)
         return card or parts.hint(INVITATION), links
@@ -148,12 +134,12 @@ def register(app: Dash, cache: PageModel) -> None:
     scenario.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
-    @app.callback([panel(name) for name in PANELS], store_input("asked"), prevent_initial_call=True)
-    def show(request: Any) -> list[Any]:
-        name = request.get("panel") if isinstance(request, dict) else None
-        contents = [panel_content(cache, request) if panel_name == name else no_update for panel_name in PANELS]
+    @app.callback(store_input("asked"), prevent_initial_call=True)
+    def show(request: Any) -> None:
+        match request:
+            case {"panel": str(name)} if name in PANELS:
+                set_props(panel_id(name), {"children": panel_content(cache, request)})
         release_memory()
-        return contents
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from dash import Dash, Input, State, dcc, html
+from dash import Dash, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
@@ -68,26 +68,20 @@ class ComparePage(Page):
             hint = "Pass two schedule files, or a run directory with an executed step:"
             hint += " recycle view fault-free.json adaptive.json"
             return Mode([], {"Differences": parts.empty_state("There is nothing to compare yet.", hint)})
-        chosen = dcc.Dropdown(
-            titles,
-            first_choice(self.now()),
-            id=self.name("chosen"),
-            multi=True,
-            clearable=False,
-            placeholder="Choose two or more",
+        options: Any = {"multi": True, "clearable": False, "placeholder": "Choose two or more"}
+        controls = parts.div(
+            "controls",
+            html.Span("Compared with the first:"),
+            dcc.Dropdown(titles, first_choice(self.now()), id=self.name("chosen"), **options),
+            parts.div(
+                "choices",
+                _choice("Colour", self.name("colour"), _COLOURS),
+                _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
+                dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
+            ),
         )
-        options = parts.div(
-            "choices",
-            _choice("Colour", self.name("colour"), _COLOURS),
-            _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
-            dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
-        )
-        controls = parts.div("controls", html.Span("Compared with the first:"), chosen, options)
-        return Mode(
-            [],
-            {"Differences": [controls, parts.loading_area(self.name("answer"))]},
-            identifier=self.name("lanes"),
-        )
+        panels = {"Differences": [controls, parts.loading_area(self.name("answer"))]}
+        return Mode([], panels, identifier=self.name("lanes"))
 
     def lanes(
         self,
@@ -109,7 +103,7 @@ class ComparePage(Page):
             ignored.append("the timelines have different workers, so their lanes cannot be interleaved")
         shades = [self._shades(pair, colour == "later" and pair.is_matched) for pair in comparison.pairs]
         is_shaded = colour == "later" and all(pair.is_matched for pair in comparison.pairs)
-        legends = [shade_legend(pair, comparison) for pair in comparison.pairs] if is_shaded else []
+        legends = [shade_legend(pair, comparison) for pair in comparison.pairs if is_shaded]
         first, *others = comparison.timelines
         common: dict[str, Any] = {
             "linked": self.prefix,
@@ -124,13 +118,13 @@ class ComparePage(Page):
             rows = first.table.lanes * len(comparison.timelines)
             view = lanes_view(title, first, f"{self.prefix}-all", self.cache, rows=rows, extra=extra, **common)
             return [parts.problems(ignored), parts.div("linked", view, *legends)]
-        views = []
-        for place, item in enumerate(comparison.timelines):
-            own: dict[str, Any] = {}
-            if place:
-                own = {"extra": {"data-shades": json.dumps([shades[place - 1]])}}
-                own |= {"legend": legends[place - 1]} if legends else {}
-                own |= {"ghost": first} if ghost and first.table.workers == item.table.workers else {}
+        views = [lanes_view(first.title, first, f"{self.prefix}-0", self.cache, **common)]
+        for place, (item, shade) in enumerate(zip(others, shades, strict=True), 1):
+            own: dict[str, Any] = {
+                "extra": {"data-shades": json.dumps([shade])},
+                "legend": legends[place - 1] if legends else None,
+                "ghost": first if ghost and first.table.workers == item.table.workers else None,
+            }
             name = f"{self.prefix}-{place}"
             views.append(lanes_view(item.title, item, name, self.cache, place=place, **common, **own))
         return [parts.problems(ignored), parts.div("linked", *views)]
@@ -177,31 +171,26 @@ class ComparePage(Page):
             return self._last[1]
 
     def register(self, app: Dash) -> None:
-        chosen, arrangement = self.name("chosen"), self.name("arrangement")
+        chosen, arrangement = self.input("chosen", "value"), self.input("arrangement", "value")
         for control in ("chosen", "colour", "arrangement", "ghost"):
-            keep_in_address(app, self.name(control), State(self.name(control), "options"))
+            keep_in_address(app, self.name(control), self.state(control, "options"))
 
         def shades(digest: str) -> Response:
             return cached_response(self.shades.get(digest) or abort(404), digest)
 
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
-        @app.callback(
-            self.output("lanes"),
-            Input(chosen, "value"),
-            self.input("colour", "value"),
-            Input(arrangement, "value"),
-            self.input("ghost", "value"),
-            *INPUTS,
-        )
-        def draw(keys: Any, colour: Colour, lane_arrangement: LaneArrangement, ghost: Any, *scenario: Any) -> Any:
-            with self._answering:
-                return self.lanes(keys or [], colour, lane_arrangement, bool(ghost), Scenario.of(*scenario))
+        appearance = self.input("colour", "value"), self.input("ghost", "value")
 
-        @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"), *INPUTS)
-        def show(keys: list[str] | None, lane_arrangement: LaneArrangement, *scenario: Any) -> Any:
+        @app.callback(self.output("lanes"), chosen, arrangement, *INPUTS, *appearance)
+        def draw(keys: Any, lanes: LaneArrangement, times: Any, workers: Any, colour: Colour, ghost: Any) -> Any:
+            with self._answering:
+                return self.lanes(keys or [], colour, lanes, bool(ghost), Scenario.of(times, workers))
+
+        @app.callback(self.output("answer"), chosen, arrangement, *INPUTS)
+        def show(keys: Any, lanes: LaneArrangement, *scenario: Any) -> Any:
             with self._answering:  # the lanes are answered first
-                return self.compare(keys or [], lane_arrangement, Scenario.of(*scenario))
+                return self.compare(keys or [], lanes, Scenario.of(*scenario))
 
 
 _COLOURS = {"later": "how much later it starts", "kind": "kind of work"}

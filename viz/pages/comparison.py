@@ -15,6 +15,7 @@ from dash import html
 
 from recycle.errors import RecycleError
 from viz.analysis.differences import (
+    PART_TITLES,
     Divergence,
     Matches,
     align,
@@ -25,7 +26,6 @@ from viz.analysis.differences import (
     match,
     require_one_clock,
     scale_timeline,
-    shares,
     split,
 )
 from viz.details import figures_table
@@ -42,6 +42,10 @@ from viz.sources import Place, ScheduleFile
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
 MAX_DIFFERENCES, MAX_KINDS = 12, 96
+PARTS_CAPTION = (
+    "Mean over the live workers: each is at work or waits for something at every moment, so the parts add up to the"
+    " makespan and their differences to the difference. Memory limits count where they are known."
+)
 LaneArrangement = Literal["stacked", "interleaved"]
 Source = Run | ScheduleFile
 
@@ -52,12 +56,12 @@ def choices(sources: Sequence[Source]) -> Choices:
 
 def first_choice(sources: Sequence[Source]) -> list[str]:
     """Return the keys compared at first: the first two files, or a run's most notable step and its plan."""
-    suggested = [source.suggested_choices(place) for place, source in enumerate(sources)]
-    files = [keys[0] for keys in suggested if len(keys) == 1]
-    pairs = [keys for keys in suggested if len(keys) > 1]
-    if len(files) >= 2 or not pairs:
-        return files[:2] if len(files) >= 2 else list(choices(sources))[:2]
-    return pairs[0]
+    keys = list(choices(sources))
+    files = [key for key in keys if key.startswith("file/")]
+    if len(files) >= 2:
+        return files[:2]
+    pairs = (source.suggested_choices(place) for place, source in enumerate(sources) if isinstance(source, Run))
+    return next(filter(None, pairs), keys[:2])
 
 
 class ComparedPair(NamedTuple):
@@ -81,21 +85,9 @@ class ComparedPair(NamedTuple):
     def deltas(self) -> npt.NDArray[np.float32]:
         """Delay of each operation of the second timeline against the first; NaN without a match."""
         table, matches = self.second.table, self.matches
-        rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
-        delta_of_row = np.full(rows, np.nan, dtype=np.float32)
+        delta_of_row = np.full(len(self.second.timeline.start), np.nan, dtype=np.float32)
         delta_of_row[matches.second] = matches.delta
         return delta_of_row[table.instruction_id]
-
-    def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
-        """Return the first point where a worker runs other instructions, and the first differing start."""
-        a, b = self.first.timeline, self.second.timeline
-        if not self.is_matched:
-            return []
-        candidates = [
-            ("First difference", first_order_divergence(a, b)),
-            ("First difference of starts", first_start_difference(a, b, self.matches, LATE * a.makespan, unit)),
-        ]
-        return [(title, divergence) for title, divergence in candidates if divergence is not None]
 
 
 _UNMATCHED = "{} cuts the model into other stages than the first, so their instructions are not matched."
@@ -169,8 +161,13 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
     aligned, notes = [], []
     for item in timelines:
         if item.known_context.executed:
-            checked, uncertainty = require_one_clock(item.timeline)
-            notes.append(f"{item.title}: from its first start. {_checked(checked, uncertainty)}")
+            transfers, uncertainty = require_one_clock(item.timeline)
+            checked = (
+                f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
+                f" {1000 * uncertainty:.3g} ms would not be detected."
+            )
+            unchecked = "It has no transfers, so its workers' clocks cannot be checked."
+            notes.append(f"{item.title}: from its first start. {checked if transfers else unchecked}")
             aligned.append(item)
             continue
         scale, method = align(item.timeline, executed.timeline, item.seconds_per_unit)
@@ -181,15 +178,6 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
     return aligned, notes
 
 
-def _checked(transfers: int, uncertainty: float) -> str:
-    if not transfers:
-        return "It has no transfers, so its workers' clocks cannot be checked."
-    return (
-        f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
-        f" {1000 * uncertainty:.3g} ms would not be detected."
-    )
-
-
 def figures(comparison: Comparison) -> html.Div:
     is_executed = any(item.known_context.executed for item in comparison.timelines)
     lengths = [item.timeline.makespan if is_executed else item.timeline.period for item in comparison.timelines]
@@ -197,49 +185,41 @@ def figures(comparison: Comparison) -> html.Div:
     against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in differences[1:])]
     live_workers = [len(item.timeline.schedule.live) for item in comparison.timelines]
     head, rows = figures_table([(item.title, item.context) for item in comparison.timelines], comparison.unit)
-    return parts.table(
-        head,
-        [
-            *rows,
-            [f"{'makespan' if is_executed else 'period'} against the first", *against],
-            ["live workers", *live_workers],
-        ],
-    )
+    rows.append([f"{'makespan' if is_executed else 'period'} against the first", *against])
+    return parts.table(head, [*rows, ["live workers", *live_workers]])
 
 
 def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
     """Build the parts of the difference of the makespans, and the points of divergence."""
-    a, b, unit = pair.first.timeline, pair.second.timeline, comparison.unit
-    rows: list[list[parts.Cell]] = [
-        [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
-        for share in shares(split(a, pair.first.known_context.limits), split(b, pair.second.known_context.limits))
-        if share.first or share.second
+    a, b, unit, matches = pair.first.timeline, pair.second.timeline, comparison.unit, pair.matches
+    first, second = (split(each.timeline, each.known_context.limits) for each in (pair.first, pair.second))
+    times = [(title, first[part], second[part]) for part, title in PART_TITLES.items() if first[part] or second[part]]
+    rows = [
+        [title, before * unit.scale, after * unit.scale, signed((after - before) * unit.scale)]
+        for title, before, after in [*times, ("makespan", a.makespan, b.makespan)]
     ]
-    total = (b.makespan - a.makespan) * unit.scale
-    rows.append(["makespan", a.makespan * unit.scale, b.makespan * unit.scale, signed(total)])
-    moved_count, missing = int(pair.matches.moved.sum()), (len(pair.matches.only_first), len(pair.matches.only_second))
-    words = f"{len(pair.matches.first):,} instructions are in both"
-    words += f", {moved_count:,} of them on another worker" if moved_count else ""
-    words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
-    words = words if pair.is_matched else _UNMATCHED.format(pair.second.title)
-    same = "Both run the same instructions at the same times." if pair.is_matched else ""
-    divergences = []
-    for title, divergence in pair.divergences(unit):
-        lane, graph = place_of(comparison, pair, divergence, arrangement)
-        show = parts.show_button([lane], f"{title}: show it in the lanes", graph)
-        divergences.append(
-            html.Li([html.Strong(f"{title}: "), f"{divergence.text}, at {unit.text(divergence.time)} ", show])
-        )
+    moved_count, missing = int(matches.moved.sum()), (len(matches.only_first), len(matches.only_second))
+    words, divergences = _UNMATCHED.format(pair.second.title), []
+    if pair.is_matched:
+        words = f"{len(matches.first):,} instructions are in both"
+        words += f", {moved_count:,} of them on another worker" if moved_count else ""
+        words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
+        for title, divergence in (
+            ("First difference", first_order_divergence(a, b)),
+            ("First difference of starts", first_start_difference(a, b, matches, LATE * a.makespan, unit)),
+        ):
+            if divergence is not None:
+                lane, graph = place_of(comparison, pair, divergence, arrangement)
+                show = parts.show_button([lane], f"{title}: show it in the lanes", graph)
+                text = f"{divergence.text}, at {unit.text(divergence.time)} "
+                divergences.append(html.Li([html.Strong(f"{title}: "), text, show]))
+        divergences = divergences or [html.Li("Both run the same instructions at the same times.")]
     return parts.card(
         f"{pair.second.title} against {pair.first.title}",
         html.P(words, className="says"),
-        html.Ul(divergences, className="says") if divergences else html.P(same),
+        html.Ul(divergences, className="says"),
         parts.table((f"per live worker{unit.suffix}", "first", "second", "difference"), rows),
-        caption=(
-            "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
-            " up to the makespan and their differences to the difference. Memory limits count where they are"
-            " known."
-        ),
+        caption=PARTS_CAPTION,
     )
 
 
@@ -248,7 +228,7 @@ def instruction_times(comparison: Comparison, pair: ComparedPair) -> html.Sectio
     rows, *seconds = durations(pair.first.timeline, pair.second.timeline, pair.matches)
     first, second = (each * comparison.unit.scale for each in seconds)
     columns, unit = pair.second.timeline.schedule.columns, comparison.unit.suffix
-    cells: list[list[parts.Cell]] = []
+    cells = []
     for kind, stage in sorted(set(zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True))):
         own = (columns.kind[rows] == kind) & (columns.stage[rows] == stage)
         quantiles = [np.quantile(first[own], 0.5), *np.quantile(second[own], [0.5, 0.99])]
@@ -262,8 +242,7 @@ def instruction_times(comparison: Comparison, pair: ComparedPair) -> html.Sectio
 def largest(comparison: Comparison, pair: ComparedPair) -> html.Details:
     a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, comparison.unit
     order = np.argsort(-np.abs(matches.delta), kind="stable")[:MAX_DIFFERENCES]
-    rows: list[list[parts.Cell]] = []
-    is_half = is_weight_half(a, matches)
+    rows, is_half = [], is_weight_half(a, matches)
     for place in order.tolist():
         row, other = int(matches.first[place]), int(matches.second[place])
         worker, other_worker = a.schedule.position(row)[0], b.schedule.position(other)[0]
@@ -284,11 +263,9 @@ def place_of(
     comparison: Comparison, pair: ComparedPair, divergence: Divergence, arrangement: LaneArrangement
 ) -> tuple[Place, int]:
     """Return the place of a divergence, and the index of its timeline in the block."""
-    graph = 0 if divergence.first >= 0 else 1 + comparison.pairs.index(pair)
-    timeline, row = (
-        comparison.timelines[graph].timeline,
-        divergence.first if divergence.first >= 0 else divergence.second,
-    )
+    is_in_first = divergence.first >= 0
+    graph = 0 if is_in_first else 1 + comparison.pairs.index(pair)
+    timeline, row = comparison.timelines[graph].timeline, divergence.first if is_in_first else divergence.second
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
     if arrangement == "interleaved" and comparison.is_same_workers:
         lane, graph = lane * len(comparison.tables) + graph, 0
@@ -297,15 +274,8 @@ def place_of(
 
 def shade_legend(pair: ComparedPair, comparison: Comparison) -> html.Ul:
     """Build the legend of a timeline's shades, with their durations."""
-    small, large = (comparison.unit.amount(length) for length in pair.edges)
-    words = (
-        f"over {large} earlier «",
-        f"over {small} earlier ‹",
-        "the same",
-        f"over {small} later ›",
-        f"over {large} later »",
-    )
-    entries = [html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))]
-    for paint, text in zip(SHADES, (*words, "only here *"), strict=True):
-        entries.append(html.Li([html.Span(className="swatch", style={"background": paint.fill}), text]))
-    return html.Ul(entries, className="legend")
+    small, large = (f"over {comparison.unit.amount(length)}" for length in pair.edges)
+    earlier, later = (f"{large} earlier «", f"{small} earlier ‹"), (f"{small} later ›", f"{large} later »")
+    named = zip(SHADES, (*earlier, "the same", *later, "only here *"), strict=True)
+    title = html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))
+    return html.Ul([title, *(parts.swatch(text, "", paint.fill) for paint, text in named)], className="legend")

@@ -7,9 +7,7 @@ draw arrows to.
 
 from __future__ import annotations
 
-import gzip
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash, html
@@ -18,13 +16,12 @@ from flask import Response, abort, request
 from viz.analysis.memory import encode_held
 from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import LaneCache, TimedLanes, encode, lanes_address
-from viz.lanes import LaneTable, Panel, with_common_span
+from viz.lane_cache import LaneCache, TimedLanes, lanes_address
 from viz.numbers import time_unit
 from viz.pages import parts
 
-COMPRESSED = "data:application/gzip;base64"
-"""Prefix of an address that contains lanes; `assets/modules/table.js` unpacks them."""
+TOP, BOTTOM, RIGHT = 26, 4, 14
+"""Pixels above, below and right of the axes."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -32,7 +29,7 @@ def lanes_view(
     title: str,
     lanes: TimedLanes,
     name: str,
-    cache: LaneCache | None,
+    cache: LaneCache,
     *,
     linked: str = "",
     place: int = 0,
@@ -48,67 +45,47 @@ def lanes_view(
 
     Args:
         name: unique in the application; part of links to the page.
-        cache: serves the lanes; None embeds them, for a page without a server.
         linked: timelines with the same non-empty word share their time axis.
         place: index in its `linked` block.
         span: length of the time axis, if longer than the table.
+        left: pixels for lane names, if other timelines on the page have longer names.
         rows: number of rows; None: one per lane.
         ghost: lanes of the same workers, drawn as outlines.
         is_timed: whether the lanes are under the scenario already, which the browser applies to others.
         extra: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
     """
-    table = lanes.table
-    address = lanes_address(cache.put(lanes, span)) if cache else _embedded(table)
-    height: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes it from the lanes
-    unit = time_unit(table, span)
-    attributes = parts.attributes(
-        data_name=name,
-        data_address=address,
-        data_scale=str(unit.scale),
-        data_word=unit.word,
-        data_margins=" ".join(map(str, parts.margins(table, left))),
-        data_span=str(span or table.span),
-        data_linked=linked,
-        data_timed="yes" if is_timed else None,
-        data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
-        **(extra or {}),
-    )
-    stage = [
-        html.Canvas(**parts.attributes(role="img", aria_label=f"{title}. {summary(table)}")),
-        parts.div("lanes-axes"),
-        parts.div("lanes-tip", hidden=True),
-    ]
+    table, unit = lanes.table, time_unit(lanes.table, span)
     view = parts.div(
         "lanes-view",
-        parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),
+        parts.div("lanes-head", html.H3(title, title=title) if title else None, parts.div("lanes-tools")),
         parts.div("lanes-minimap", hidden=True if linked and place else None),
-        parts.div("lanes-stage", *stage),
+        parts.div(
+            "lanes-stage",
+            parts.tag(html.Canvas, role="img", aria_label=f"{title}. {summary(table)}"),
+            parts.div("lanes-axes"),
+            parts.div("lanes-tip", hidden=True),
+        ),
         parts.div("lanes-memory", hidden=True),
         parts.div("lanes-deltas"),
         parts.div(
             "lanes-foot",
-            html.P(className="lanes-status", **parts.attributes(aria_live="polite")),
+            parts.tag(html.P, className="lanes-status", aria_live="polite"),
             legend or parts.legend([table]),
         ),
         tabIndex=0,
-        **attributes,
+        data_name=name,
+        data_address=lanes_address(cache.put(lanes, span)),
+        data_scale=str(unit.scale),
+        data_word=unit.word,
+        data_margins=f"{left or parts.gutter(table)} {TOP} {RIGHT} {BOTTOM}",
+        data_span=str(span or table.span),
+        data_linked=linked,
+        data_timed="yes" if is_timed else None,
+        data_ghost=lanes_address(cache.put(ghost)) if ghost else None,
+        **(extra or {}),
     )
-    return parts.div("lanes", view, **{"data-place": str(place)}, style=height)
-
-
-def static_timelines(prefix: str, panels: Sequence[Panel], empty_text: str) -> html.Section | html.Div:
-    """Build timelines on one time axis for a page without a server; without panels, the text `nothing`."""
-    if not panels:
-        return parts.empty_state(empty_text)
-    views = [
-        lanes_view(panel.title, TimedLanes(panel.table), f"{prefix}-{place}", None, span=panel.span)
-        for place, panel in enumerate(with_common_span(panels))
-    ]
-    return parts.card("Timelines", *views)
-
-
-def _embedded(table: LaneTable) -> str:
-    return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
+    height = {"--lanes": rows or table.lanes}  # the style sheet computes it from the lanes
+    return parts.div("lanes", view, data_place=str(place), style=height)
 
 
 def cached_response(content: bytes, digest: str) -> Response:

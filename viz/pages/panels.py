@@ -16,8 +16,7 @@ from recycle.ir.gaps import Gap, GapCause, Gaps
 from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
-from viz.analysis.rerouting import reroutings
+from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics, reroutings
 from viz.details import PEAK, memory_of_workers
 from viz.details import figures as figures_of
 from viz.kinds import is_schedule_work, mark_text
@@ -54,7 +53,7 @@ def longest_bubbles(entry: TimedLanes, context: TimelineContext) -> html.Section
     if not groups:
         return parts.card("Bubbles", html.P("No worker is idle before its program ends."))
     unit = entry.unit
-    rows: list[list[parts.Cell]] = []
+    rows = []
     for gap, count in groups:
         show = parts.show_button([place_of(entry, gap)])
         worker_text = f"{gap.worker}, and {count - 1} similar on its rank" if count > 1 else str(gap.worker)
@@ -74,22 +73,19 @@ def time_card(
     unit = entry.unit
     end = context.timeline.makespan if end is None else end
     statistics = range_statistics(context.timeline, context.bubbles.gaps, begin, end)
-    bars: list[tuple[str, float, Gap | None]] = []
-    for kind, seconds in sorted(statistics.work.items(), key=lambda item: -item[1]):
-        bars.append((kind_name(kind), seconds, None))
-    bars += [(IDLE_TITLES[part], *statistics.idle[part]) for part in IDLE_TITLES if part in statistics.idle]
-    rows: list[list[parts.Cell]] = []
-    left = 0.0
+    work = sorted(statistics.work.items(), key=lambda item: -item[1])
+    bars: list[tuple[str, float, Gap | None]] = [(kind_name(kind), seconds, None) for kind, seconds in work]
+    bars += [(title, *statistics.idle[part]) for part, title in IDLE_TITLES.items() if part in statistics.idle]
+    rows, left, per_worker = [], 0.0, unit.scale / max(1, statistics.workers)
     for title, seconds, gap in bars:
-        size = {"marginLeft": f"{100 * left:.3f}%", "width": f"{100 * statistics.share(seconds):.3f}%"}
+        share = statistics.share(seconds)
+        size = {"marginLeft": f"{100 * left:.3f}%", "width": f"{100 * share:.3f}%"}
         bar = parts.div("ledger", html.Div(className="idle" if gap else "", style=size))
         show = parts.show_button([place_of(entry, gap)], f"The longest: {title}") if gap else None
-        mean = seconds / max(1, statistics.workers)
-        rows.append([title, bar, mean * unit.scale, percent(statistics.share(seconds)), show])
-        left += statistics.share(seconds)
-    if statistics.rerouted:
-        mean = statistics.rerouted / statistics.workers
-        rows.append(["re-routed", None, mean * unit.scale, percent(statistics.share(statistics.rerouted)), None])
+        rows.append([title, bar, seconds * per_worker, percent(share), show])
+        left += share
+    if seconds := statistics.rerouted:
+        rows.append(["re-routed", None, seconds * per_worker, percent(statistics.share(seconds)), None])
     range_text = f"{short(statistics.begin * unit.scale, PLACE_DIGITS)} to {unit.text(statistics.end)}"
     caption = f"From {range_text}: {statistics.operations:,} instructions on {statistics.workers:,} live workers."
     head = ("", "", f"mean time{unit.suffix}", "share", "")
@@ -99,7 +95,7 @@ def time_card(
 def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
     """Build the map from dead workers to the workers that run their micro-batches; [] without re-routed work."""
     unit = entry.unit
-    rows: list[list[parts.Cell]] = []
+    rows = []
     for each in reroutings(context.timeline)[:MAX_WORKERS]:
         lane = entry.table.shape.worker_index(each.host)
         times = context.timeline.start[each.rows], context.timeline.end[each.rows]
@@ -111,7 +107,7 @@ def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
         rows.append([arrow, names, each.seconds * unit.scale, *shares, show])
     if not rows:
         return []
-    only = html.Button("Only re-routed", className="quiet", type="button", **parts.attributes(data_only="REROUTED"))
+    only = parts.tag(html.Button, "Only re-routed", className="quiet", type="button", data_only="REROUTED")
     head = ("from, to", "micro-batches", f"work{unit.suffix}", "of its work", "of the period", only)
     return [parts.card("Re-routed", parts.table(head, rows))]
 
@@ -130,7 +126,7 @@ def alike(gaps: Gaps) -> list[tuple[Gap, int]]:
 
 
 def figures(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
-    rows: list[list[parts.Cell]] = [
+    rows = [
         [each.name, html.Strong(each.value), html.Span(each.meaning, className="hint")]
         for each in figures_of(context, entry.unit)
     ]
@@ -157,20 +153,16 @@ def workers(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[
     sending = np.bincount(c.worker, weights=sent, minlength=len(workers_of_grid)).tolist()
     columns = timeline.busy, timeline.bubble, timeline.inner_bubble, sending, memory_of_workers(context)
     groups: dict[tuple[str | None, ...], list[str]] = {}
-    for worker, *times, held in zip(workers_of_grid, *columns, strict=True):
-        texts = [None if time is None else short(time * unit.scale) for time in times]
+    for worker, *spent, held in zip(workers_of_grid, *columns, strict=True):
+        texts = [None if time is None else short(time * unit.scale) for time in spent]
         groups.setdefault((*texts, None if held is None else str(held)), []).append(str(worker))
-    rows: list[list[parts.Cell]] = [
+    rows = [
         [names[0] + (f", and {len(names) - 1} alike" if len(names) > 1 else ""), *texts]
         for texts, names in list(groups.items())[:MAX_WORKERS]
     ]
-    head = [
-        "worker",
-        *(f"{name}{unit.suffix}" for name in ("busy", "bubble", "inner bubble", "sending")),
-        "peak memory",
-    ]
+    times = (f"{name}{unit.suffix}" for name in ("busy", "bubble", "inner bubble", "sending"))
     omitted = f"The first {MAX_WORKERS} of {len(groups)}. " if len(groups) > MAX_WORKERS else ""
-    return [parts.table(head, rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
+    return [parts.table(("worker", *times, "peak memory"), rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
 
 
 def hits(entry: TimedLanes, context: TimelineContext, result: Mapping[str, Any]) -> list[Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
@@ -12,40 +12,39 @@ from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
 from viz.details import headline
-from viz.figures.boxes import LegendEntry
 from viz.figures.boxes import legend as entries_of
 from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.sources import Place
 
+T = TypeVar("T")
 NOT_CACHED = "These lanes are no longer cached. Reload the page."
-Cell = str | float | int | Component | None
-"""Cell of a table: text, a number, a component, or None if empty."""
 
 
-def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
-    config: Any = CONFIG
-    return dcc.Graph(figure=figure, config=config, id=identifier, className=kind)
+def figure_view(figure: go.Figure, identifier: Any, description: str) -> html.Div:
+    """Build a figure with a description for screen readers."""
+    graph = dcc.Graph(figure=figure, config=CONFIG, id=identifier)
+    return div("lanes figure-view", tag(html.Div, graph, role="img", aria_label=description))
 
 
-def figure_view(title: str, figure: go.Figure, identifier: Any, description: str) -> html.Div:
-    """Build a figure with its heading and a description for screen readers."""
-    image = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=description))
-    return div("lanes figure-view", *([html.H3(title)] if title else []), image)
+def tag(kind: Callable[..., T], *children: Any, **properties: Any) -> T:
+    """Build a component of `dash.html`, of the class `kind`.
 
-
-def attributes(**values: str | None) -> Any:
-    """Return HTML attributes by names valid in Python: `aria_label` for aria-label."""
-    return {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    Args:
+        properties: those named `aria_…` or `data_…` become attributes with hyphens; those that are None are left out.
+    """
+    hyphened = {key: key.replace("_", "-") for key in properties if key.startswith(("aria_", "data_"))}
+    own = {hyphened.get(key, key): value for key, value in properties.items() if value is not None}
+    return kind([*children], **own)
 
 
 def div(kind: str, *children: Any, **properties: Any) -> html.Div:
-    return html.Div([*children], className=kind, **properties)
+    return tag(html.Div, *children, className=kind, **properties)
 
 
-def button(text: str, identifier: dict[str, Any], description: str = "") -> html.Button:
-    return html.Button(text, id=identifier, n_clicks=0, className="quiet", title=description or None)
+def button(text: str, identifier: Any, description: str = "") -> html.Button:
+    return tag(html.Button, text, id=identifier, n_clicks=0, className="quiet", title=description or None)
 
 
 def count_text(count: int, noun: str) -> str:
@@ -68,13 +67,13 @@ def chips(words: Iterable[str]) -> html.P:
 
 
 def card(title: str, *children: Any, caption: str = "") -> html.Section:
-    head = [html.H2(title), *([html.P(caption, className="caption")] if caption else [])]
-    return html.Section([html.Header(head), *children], className="card")
+    head = html.Header([html.H2(title), html.P(caption, className="caption") if caption else None])
+    return html.Section([head, *children], className="card")
 
 
 def empty_state(text: str, remedy: str = "") -> html.Div:
     """Build the replacement for missing content: why it is missing, and how to get it."""
-    return html.Div([html.P(text), *([hint(remedy)] if remedy else [])], className="empty")
+    return div("empty", html.P(text), hint(remedy) if remedy else None)
 
 
 def loading_area(identifier: str) -> dcc.Loading:
@@ -82,13 +81,9 @@ def loading_area(identifier: str) -> dcc.Loading:
 
     Earlier content stays visible; callbacks for parts of it show no sign.
     """
-    target: Any = {identifier: "children"}
-    return dcc.Loading(
-        html.Div(id=identifier),
-        delay_show=300,
-        target_components=target,
-        overlay_style={"visibility": "visible", "opacity": 0.5},
-    )
+    seen: Any = {"target_components": {identifier: "children"}}
+    style = {"visibility": "visible", "opacity": 0.5}
+    return dcc.Loading(html.Div(id=identifier), delay_show=300, overlay_style=style, **seen)
 
 
 def problems(lines: Sequence[str]) -> Any:
@@ -98,43 +93,47 @@ def problems(lines: Sequence[str]) -> Any:
     items = [html.Li(line) for line in lines[:12]]
     if len(lines) > 12:
         items.append(html.Li(f"and {len(lines) - 12} more"))
-    return html.Section(
-        [html.H2(count_text(len(lines), "problem")), html.Ul(items)], className="problems", role="alert"
-    )
+    title = html.H2(count_text(len(lines), "problem"))
+    return tag(html.Section, title, html.Ul(items), className="problems", role="alert")
 
 
-def table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
-    """Build a table. The first column names the rows, except for another `kind` (a class of `assets/style.css`)."""
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], kind: str = "") -> html.Div:
+    """Build a table of cells as `cell_content` formats them.
+
+    Args:
+        kind: a class of `assets/style.css`; without one the first column names the rows.
+    """
     top = html.Thead(html.Tr([html.Th(cell_content(cell), scope="col") for cell in head]))
-    body = html.Tbody([_row(row, is_named=not kind) for row in rows])
-    return html.Div(html.Table([top, body]), className=f"facts {kind}".strip())
+    body = html.Tbody([_row(*map(cell_content, row), is_named=not kind) for row in rows])
+    return div(f"facts {kind}".strip(), html.Table([top, body]))
 
 
-def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
-    first, *others = map(cell_content, cells)
+def _row(first: Any, *others: Any, is_named: bool) -> html.Tr:
     return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
 
 
-def findings(title: str, found_items: Findings, max_rows: int, buttons: Sequence[Cell] = ()) -> html.Section:
+def findings(title: str, found_items: Findings, max_rows: int, buttons: Sequence[object] = ()) -> html.Section:
     rows = []
     for place, finding in enumerate(found_items[:max_rows]):
         rule = explain(finding.rule)
         position = f"#{finding.position}" if finding.position is not None else ""
-        row = [
-            html.Span(finding.severity, className=f"severity {finding.severity}"),
-            html.Abbr(finding.rule, title=rule.documentation if rule else ""),
-            f"{finding.worker or ''} {position}".strip() or None,
-            html.Code(finding.instruction) if finding.instruction else None,
-            html.Div([finding.message, html.Div(finding.hint, className="hint")]),
-        ]
-        rows.append([*row, *buttons[place : place + 1]])
-    head = ["", "rule", "worker, position", "instruction", "problem and remedy", *([""] if buttons else [])]
+        rows.append(
+            [
+                html.Span(finding.severity, className=f"severity {finding.severity}"),
+                html.Abbr(finding.rule, title=rule.documentation if rule else ""),
+                f"{finding.worker or ''} {position}".strip() or None,
+                html.Code(finding.instruction) if finding.instruction else None,
+                html.Div([finding.message, html.Div(finding.hint, className="hint")]),
+                *buttons[place : place + 1],
+            ]
+        )
+    head = ["", "rule", "worker, position", "instruction", "problem and remedy", *(buttons and [""])]
     omitted = len(found_items[max_rows:]) + sum(found_items.more.values())
     caption = f"The first {len(rows)}; {omitted:,} more from `recycle check`." if omitted else ""
     return card(title, table(head, rows, "findings rules"), caption=caption)
 
 
-def cell_content(cell: Cell) -> str | Component:
+def cell_content(cell: object) -> str | Component:
     """Format a cell: numbers as in `viz.numbers`, text and components unchanged, a dash for None."""
     if cell is None:
         return "–"
@@ -142,34 +141,26 @@ def cell_content(cell: Cell) -> str | Component:
 
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
-    return html.Ul([_entry(entry) for entry in entries_of(tables)], className="legend")
+    # The style sheet has the stripes.
+    items = [swatch(each.text, f" {each.key}", "" if each.hatch else each.fill) for each in entries_of(tables)]
+    return html.Ul(items, className="legend")
 
 
-def _entry(entry: LegendEntry) -> html.Li:
-    style: dict[str, Any] = {} if entry.hatch else {"style": {"background": entry.fill}}  # else the style sheet's
-    return html.Li([html.Span(className=f"swatch {entry.key}", **style), entry.text])
+def swatch(text: str, kind: str, fill: str) -> html.Li:
+    return html.Li([html.Span(className=f"swatch{kind}", style={"background": fill} if fill else {}), text])
 
 
-TOP, BOTTOM, RIGHT = 26, 4, 14
 CHARACTER = 6.8
 """Pixels per character of a lane's name."""
-CONFIG: dict[str, Any] = {
+CONFIG: Any = {
     "showSendToCloud": False,  # plotly offers an upload of the figure by default
     "displaylogo": False,
     "responsive": True,
     "scrollZoom": False,
+    "doubleClick": "autosize",
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
 """Configuration of all figures on pages."""
-
-
-def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:
-    """Return the pixels left of, above, right of and below the axes.
-
-    Args:
-        left: pixels for lane names, if other timelines on the page have longer names.
-    """
-    return left or gutter(table), TOP, RIGHT, BOTTOM
 
 
 def gutter(*tables: LaneTable) -> int:
@@ -180,12 +171,10 @@ def gutter(*tables: LaneTable) -> int:
 
 
 def headline_figures(entry: TimedLanes) -> list[Any]:
-    return [
-        html.Span([f"{figure.name} ", html.Strong(figure.value)], title=figure.meaning) for figure in headline(entry)
-    ]
+    return [html.Span([f"{each.name} ", html.Strong(each.value)], title=each.meaning) for each in headline(entry)]
 
 
 def show_button(places: Sequence[Place], description: str = "", graph: int | None = None) -> html.Button:
     """Build a button that shows places of one timeline: `graph` in the block, or the current one if None."""
-    target = attributes(data_places=json.dumps(places), data_graph=None if graph is None else str(graph))
-    return html.Button("Show it", className="quiet", title=description or None, type="button", **target)
+    properties: Any = {"className": "quiet", "title": description or None, "type": "button", "data_graph": graph}
+    return tag(html.Button, "Show it", data_places=json.dumps(places), **properties)

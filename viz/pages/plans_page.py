@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
 from recycle.plans import Move
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.lanes import Panel
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
-from viz.pages.lanes_view import lanes_view, static_timelines
+from viz.pages.lanes_view import lanes_view
 from viz.pages.page import OPENED, TABS, Mode, Page, Workspace
 from viz.pages.scenario import FAILED, TIMES, worker_buttons
 from viz.scenario import PageModel, Scenario
@@ -27,8 +26,12 @@ from viz.what_if import PlannedOutcome, WhatIf
 
 MAX_ENTRIES = 100
 HISTORY = 50
+MAKE_LIBRARY = "Make one with: recycle plan job.toml --failures 2 --library plans, then: recycle view job.toml plans"
 MAX_MOVES = 8
-GHOST_HINT = "Outlines show the previous plan where lanes are high enough."
+USAGE = (
+    f"Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes {FORMS}."
+    " Outlines show the previous plan where lanes are high enough."
+)
 
 Trail = list[str]
 """The answered texts, the current one last."""
@@ -56,16 +59,12 @@ class PlansPage(Page):
             *(html.Button(text, id=self.name(part), n_clicks=0) for part, text in buttons),
             dcc.Download(id=self.name("saved")),
         )
-        usage = (
-            "Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes"
-        )
-        help_text = parts.hint(f"{self.caption()} {usage} {FORMS}. {GHOST_HINT}")
         return [
             controls,
             parts.div("status", id=self.name("message"), role="status"),
             html.Div(worker_buttons(self.what_if.shape, ()), id=self.name("workers")),
             parts.loading_area(self.name("answer")),
-            help_text,
+            parts.hint(f"{self.caption()} {USAGE}"),
             dcc.Store(id=self.name("trail"), data=[""]),
             dcc.Store(id=self.name("searched"), data=0),
         ]
@@ -82,18 +81,14 @@ class PlansPage(Page):
             words.append("Without a job file every instruction takes 1.")
         return " ".join(words)
 
-    def library(self, is_exported: bool = False) -> Any:
-        entries = self.what_if.entries()
+    def library(self) -> html.Section:
+        entries, limits = self.what_if.entries(), self.what_if.limits
         if not entries:
-            hint = (
-                "Make one with: recycle plan job.toml --failures 2 --library plans, then: recycle view job.toml plans"
-            )
-            return parts.card("Library", parts.empty_state("No plan library was given.", hint))
-        listed = entries[:MAX_ENTRIES]
+            return parts.card("Library", parts.empty_state("No plan library was given.", MAKE_LIBRARY))
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
         head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "")
-        rows: list[list[parts.Cell]] = []
-        for entry in listed:
+        rows = []
+        for entry in entries[:MAX_ENTRIES]:
             identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
             failed_text = _vector(entry.vector)
             rows.append(
@@ -102,16 +97,14 @@ class PlansPage(Page):
                     failed_text,
                     entry.period,
                     entry.lower_bound,
-                    _gap(entry.gap),
+                    percent(entry.gap) if entry.gap > 1e-9 else "optimal",
                     percent(fault_free_period / entry.period) if fault_free_period and entry.period else None,
-                    None if is_exported else parts.button("Show", identifier, f"Show the plan for {failed_text} dead"),
+                    parts.button("Show", identifier, f"Show the plan for {failed_text} dead"),
                 ]
             )
-        omitted = len(entries) - len(listed)
-        limits = self.what_if.limits
-        caption = "Throughput is relative to the fault-free plan." + (
-            f" {omitted:,} more are not listed." if omitted else ""
-        )
+        caption = "Throughput is relative to the fault-free plan."
+        if len(entries) > MAX_ENTRIES:
+            caption += f" {len(entries) - MAX_ENTRIES:,} more are not listed."
         if limits is not None:
             caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
         return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
@@ -119,54 +112,37 @@ class PlansPage(Page):
     def outcome_cards(self, text: str, history: Sequence[str], times: str = "") -> list[Any]:
         condition, what_if = self._condition(text)
         current = what_if.outcome(condition.failed)
-        columns: list[tuple[str, PlannedOutcome | None]] = [(_title(condition), current)]
-        if current.plan.moves:
-            columns.append(("without moving layers", what_if.without_moves(condition.failed)))
-        if history:
-            columns.append((f"before: {self._title(history[-1])}", self._outcome_or_none(history[-1])))
+        outcomes = {_title(condition): current}
+        if current.plan.moves and (unmoved := what_if.without_moves(condition.failed)):
+            outcomes["without moving layers"] = unmoved
+        others = {f"before: {_title(parse(before, what_if.shape))}": before for before in history[-1:]}
         if text and (not history or history[-1]):
-            columns.append(("all workers", self._outcome_or_none("")))
-        outcomes = [(title, outcome) for title, outcome in columns if outcome is not None]
+            others["all workers"] = ""
+        outcomes |= {title: outcome for title, other in others.items() if (outcome := self._outcome_or_none(other))}
         scenario = Scenario.of(times, "")
-        contexts = [self.cache.context_under(outcome.context, scenario) for _, outcome in outcomes]
-        head, rows = figures_table([(title, context) for (title, _), context in zip(outcomes, contexts, strict=True)])
-        rows.append(["found in", *(f"{short(outcome.seconds)} s" for _, outcome in outcomes)])
+        columns = [(title, self.cache.context_under(each.context, scenario)) for title, each in outcomes.items()]
+        head, rows = figures_table(columns)
+        rows.append(["found in", *(f"{short(outcome.seconds)} s" for outcome in outcomes.values())])
         origin = "Read from the library" if current.source == "library" else "Planned"
         moves_text = f" {_moved(current)}" if current.plan.moves or current.plan.layout_limit else ""
         idle = f" Idle: {', '.join(map(str, current.idle[:12]))}." if current.idle else ""
-        return [
-            parts.card(
-                _title(condition).capitalize(),
-                parts.table(head, rows),
-                caption=f"{origin} in {short(current.seconds)} s.{moves_text}{idle}",
-            ),
-        ]
+        caption = f"{origin} in {short(current.seconds)} s.{moves_text}{idle}"
+        return [parts.card(_title(condition).capitalize(), parts.table(head, rows), caption=caption)]
 
-    def lanes(self, text: str, history: Sequence[str]) -> Any:
-        current, old = self._outcome(text), self._outcome_or_none(history[-1]) if history else None
-        tables = [outcome.timed.table for outcome in (current, old) if outcome is not None]
-        return lanes_view(
-            "",
-            current.timed,
-            self.name("all"),
-            self.cache,
-            span=max(table.span for table in tables),
-            ghost=old.timed if old else None,
-        )
+    def lanes(self, text: str, history: Sequence[str]) -> html.Div:
+        current, old = self._outcome(text).timed, self._outcome_or_none(history[-1]) if history else None
+        before = old.timed if old else None
+        span = max(lanes.table.span for lanes in (current, before) if lanes is not None)
+        return lanes_view("", current, self.name("all"), self.cache, span=span, ghost=before)
 
     def toggle(self, text: str, workers: Iterable[Worker]) -> str:
         """Return the text with these workers failed; if all of them are failed already, with them restored.
 
         Raises PlanError if no plan exists for them.
         """
-        condition, workers_pressed = parse(text, self.what_if.shape), frozenset(workers)
-        return self.require_plan(
-            condition.with_failed(
-                condition.failed - workers_pressed
-                if condition.failed >= workers_pressed
-                else condition.failed | workers_pressed
-            )
-        )
+        condition, pressed = parse(text, self.what_if.shape), frozenset(workers)
+        failed = condition.failed
+        return self.require_plan(condition.with_failed(failed - pressed if failed >= pressed else failed | pressed))
 
     def require_plan(self, condition: Condition) -> str:
         """Return the text of a condition. Raises PlanError without a plan for it."""
@@ -212,15 +188,11 @@ class PlansPage(Page):
         return True, f"A search of {short(after.seconds)} s reduced the period {periods}."
 
     def static_content(self) -> list[Any]:
-        heading, library = html.H2(self.title, className="source"), self.library(is_exported=True)
-        fault_free = self._outcome_or_none("")
-        if fault_free is None:
-            return [heading, library]
-        figures = parts.table(*figures_table([("all workers", fault_free.context)]))
-        lanes = static_timelines(
-            self.prefix, [Panel("All workers", fault_free.timed.table)], "The plan has no instructions."
-        )
-        return [heading, lanes, parts.card("Plan with all workers", figures), library]
+        content = [html.H2(self.title, className="source"), self.library()]
+        if (fault_free := self._outcome_or_none("")) is not None:
+            figures = parts.table(*figures_table([("all workers", fault_free.context)]))
+            content[1:1] = [parts.card("Plan with all workers", self.lanes("", []), figures)]
+        return content
 
     def download(self, text: str) -> dict[str, Any]:
         """Return file name and text of the plan for a download; `recycle check` and `recycle view` read it."""
@@ -256,17 +228,11 @@ class PlansPage(Page):
         except RecycleError:
             return None
 
-    def _title(self, text: str) -> str:
-        return _title(parse(text, self.what_if.shape))
-
     def register(self, app: Dash) -> None:
         # Search and download apply to the visible plan: the last answered text, whatever the field holds.
         trail_now = self.state("trail", "data")
 
         @app.callback(
-            Output(FAILED, "value", allow_duplicate=True),
-            self.output("trail", "data", again=True),
-            Output(TABS, "value", allow_duplicate=True),
             self.output("message"),
             Input({"type": FAILED, "workers": ALL}, "n_clicks"),
             Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
@@ -278,26 +244,25 @@ class PlansPage(Page):
             trail_now,
             prevent_initial_call=True,
         )
-        def change(*values: Any) -> tuple[Any, ...]:
+        def change(*values: Any) -> Any:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
             if not value:  # buttons just drawn
-                return (no_update,) * 4
+                return no_update
             try:
                 changed = self.apply_press(pressed, value, values[-2] or "", values[-1])
             except RecycleError as error:
-                return no_update, no_update, no_update, str(error)
-            return (*changed, self.prefix, "") if changed else (no_update,) * 4
+                return str(error)
+            if changed is None:
+                return no_update
+            set_props(self.name("trail"), {"data": changed[1]})
+            set_props(FAILED, {"value": changed[0]})
+            set_props(TABS, {"value": self.prefix})
+            return ""
 
-        @app.callback(
-            self.output("answer"),
-            self.output("workers"),
-            self.output("trail", "data"),
-            Input(FAILED, "value"),
-            Input(OPENED, "data"),
-            self.input("searched", "data"),
-            Input(TIMES, "value"),
-            trail_now,
-        )
+        answered = [self.output("answer"), self.output("workers"), self.output("trail", "data")]
+        asked = Input(FAILED, "value"), Input(OPENED, "data"), self.input("searched", "data"), Input(TIMES, "value")
+
+        @app.callback(*answered, *asked, trail_now)
         def show(text: str | None, opened: list[str], _: int, times: str, trail: Trail) -> tuple[Any, ...]:
             if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
@@ -305,46 +270,26 @@ class PlansPage(Page):
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
             try:
                 cards = self.outcome_cards(text, trail[:-1], times)
+                if ctx.triggered_id != TIMES:  # the browser applies other times to the lanes itself
+                    set_props(self.name("lanes"), {"children": self.lanes(text, trail[:-1])})
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
             workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
             return cards, workers, trail
 
-        # The input `lanes` delays this until the page exists, which a link may set before.
-        @app.callback(
-            self.output("lanes"),
-            self.input("trail", "data"),
-            self.input("searched", "data"),
-            self.input("lanes", "id"),
-        )
-        def draw(trail: Trail, _: int, __: str) -> Any:
-            try:
-                return self.lanes(trail[-1], trail[:-1])
-            except RecycleError:
-                return parts.empty_state("No plan can be drawn for these workers.")
-
         if self.what_if.searcher is not None:
+            running = [(self.output("longer", "disabled"), True, False)]
 
-            @app.callback(
-                self.output("message", again=True),
-                self.output("searched", "data"),
-                self.input("longer", "n_clicks"),
-                trail_now,
-                self.state("searched", "data"),
-                prevent_initial_call=True,
-                running=[(self.output("longer", "disabled"), True, False)],
-            )
-            def search_longer(clicks: int, trail: Trail, count: int) -> tuple[Any, Any]:
-                if not clicks:
-                    return no_update, no_update
-                is_better, message = self.search(trail[-1])
-                return message, count + 1 if is_better else no_update
+            @app.callback(self.input("longer", "n_clicks"), trail_now, prevent_initial_call=True, running=running)
+            def search_longer(clicks: int, trail: Trail) -> None:
+                if clicks:
+                    is_better, message = self.search(trail[-1])
+                    set_props(self.name("message"), {"children": message})
+                    if is_better:
+                        set_props(self.name("searched"), {"data": clicks})
 
         @app.callback(
-            self.output("saved", "data"),
-            self.input("save", "n_clicks"),
-            trail_now,
-            prevent_initial_call=True,
+            self.output("saved", "data"), self.input("save", "n_clicks"), trail_now, prevent_initial_call=True
         )
         def save(clicks: int, trail: Trail) -> Any:
             return self.download(trail[-1]) if clicks else no_update
@@ -362,10 +307,6 @@ def _title(condition: Condition) -> str:
 def _vector(vector: Sequence[int]) -> str:
     ranks = [f"{dead} on rank {rank}" for rank, dead in enumerate(vector) if dead]
     return ", ".join(ranks[:6]) + (" …" if len(ranks) > 6 else "") if ranks else "none"
-
-
-def _gap(gap: float) -> str:
-    return percent(gap) if gap > 1e-9 else "optimal"
 
 
 def _moved(outcome: PlannedOutcome) -> str:

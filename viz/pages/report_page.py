@@ -11,8 +11,8 @@ from typing import Any
 from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.figures.charts import is_number, over_time_figure, parts_figure
-from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
+from viz.figures.charts import over_time_figure, parts_figure
+from viz.numbers import PLACE_DIGITS, is_number, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.page import PageOfRun
 from viz.pages.run_page import RunPage
@@ -40,45 +40,45 @@ class ReportPage(PageOfRun):
         return f"Time of {self.run.name}"
 
     def layout(self) -> html.Div:
-        page = dcc.Store(id=self.name("steps"), data=self.prefix.replace(self.kind, RunPage.kind))
-        return html.Div([html.Div(self.content(), id=self.name("shown")), self.ticks(), page])
+        stores = {"steps": self.prefix.replace(self.kind, RunPage.kind), "range": None}
+        hidden = [self.ticks(), *(dcc.Store(id=self.name(store), data=data) for store, data in stores.items())]
+        return html.Div([html.Div(self.content(), id=self.name("shown")), *hidden])
 
-    def content(self) -> list[Any]:
-        report = self.run.report
+    def content(self, window: Sequence[float] | None = None) -> list[Any]:
+        """Build the page, with the parts of the time between the two moments of `window`; None: of the whole time."""
+        report, problems = self.run.report, parts.problems(self.run.problems)
         if report is None or not report.spans:
-            return [
-                parts.problems(self.run.problems),
-                parts.empty_state(
-                    "Nothing has run yet.", f"The page fills as {self.run.path / 'metrics.jsonl'} grows."
-                ),
-            ]
-        timed = [line for line in self.run.metrics if isinstance(line.get("time"), int | float)]
+            hint = f"The page fills as {self.run.path / 'metrics.jsonl'} grows."
+            return [problems, parts.empty_state("Nothing has run yet.", hint)]
+        timed = [line for line in self.run.metrics if is_number(line.get("time"))]
         description = f"Seconds per iteration, throughput and live workers of {report.steps} steps"
-        curves = parts.figure_view("", over_time_figure(report, timed), self.name("curves"), description)
+        figure = over_time_figure(report, timed).update_xaxes(range=window)
         cards = [
-            parts.problems(self.run.problems),
+            problems,
             parts.chips(facts(report)),
-            parts.card("The run over time", curves, caption=BANDS_CAPTION),
-            html.Div(self.parts_of(report), id=self.name("parts")),
+            parts.card(
+                "The run over time",
+                parts.figure_view(figure, self.name("curves"), description),
+                caption=BANDS_CAPTION,
+            ),
+            html.Div(self.parts_of(report, window), id=self.name("parts")),
             self.plans_in_use(),
         ]
         if report.changes:
-            head, rows = changes_table(report.changes)
-            cards.append(parts.card("What changes cost, in seconds", parts.table(head, rows), caption=CHANGES_CAPTION))
+            table = parts.table(*changes_table(report.changes))
+            cards.append(parts.card("What changes cost, in seconds", table, caption=CHANGES_CAPTION))
         return cards
 
     def modes(self, first: int, last: int) -> str:
         """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
-        lines = [
-            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
-        ]
-        counts = Counter(line["mode"] for line in lines).most_common()
+        modes = [line.get("mode") for line in self.run.metrics if first <= line["step"] <= last]
+        counts = Counter(mode for mode in modes if isinstance(mode, str)).most_common()
         if len(counts) < 2:
             return "".join(mode for mode, _ in counts)
         return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
 
     def plans_in_use(self) -> html.Section:
-        rows: list[list[parts.Cell]] = []
+        rows = []
         for segment in self.run.segments:
             schedule, context = self.run.plan(segment.plan), self.run.plan_context(segment.plan)
             bound = context.bound if context else None
@@ -97,11 +97,10 @@ class ReportPage(PageOfRun):
             )
         return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)
 
-    def parts_of(self, report: RunReport, begin: float = 0.0, end: float = math.inf) -> html.Section:
-        """Build the parts of the time between two moments."""
+    def parts_of(self, report: RunReport, window: Sequence[float] | None = None) -> html.Section:
+        begin, end = window or (0.0, math.inf)
         within = clipped(report, begin, end)
-        description = "Share of the wall clock that each part took"
-        bar = parts.figure_view("", parts_figure(within), self.name("bar"), description)
+        bar = parts.figure_view(parts_figure(within), self.name("bar"), "Share of the wall clock that each part took")
         title = "Where the time went"
         if len(within.spans) and within.wall < report.wall:
             title += f", from {short(max(begin, 0.0))} to {short(min(end, report.wall))} s"
@@ -115,19 +114,26 @@ class ReportPage(PageOfRun):
             self.output("shown"),
             self.output("tick", "disabled"),
             self.input("tick", "n_intervals"),
+            self.state("range", "data"),
             prevent_initial_call=True,
         )
-        def read_again(_: int) -> Any:
+        def read_again(_: int, window: Any) -> Any:
             self.refresh()
-            return self.content(), not self.run.live
+            return self.content(window), not self.run.live
 
-        @app.callback(self.output("parts"), self.input("curves", "relayoutData"), prevent_initial_call=True)
+        @app.callback(
+            self.output("parts"),
+            self.output("range", "data"),
+            self.input("curves", "relayoutData"),
+            prevent_initial_call=True,
+        )
         def show_range(changed: Any) -> Any:
             report, changed = self.run.report, changed or {}
             edges = [changed.get(f"xaxis.range[{end}]") for end in (0, 1)]
             if report is None or not (changed.get("xaxis.autorange") or all(map(is_number, edges))):
-                return no_update
-            return self.parts_of(report) if None in edges else self.parts_of(report, *edges)
+                return no_update, no_update
+            window = None if None in edges else edges
+            return self.parts_of(report, window), window
 
         opened = Output(self.name("steps"), "data")
         parts.in_browser(app, "openStep", opened, self.input("curves", "clickData"), self.state("steps", "data"))
@@ -160,7 +166,7 @@ def facts(report: RunReport) -> list[str]:
     return words + [parts.count_text(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
 
 
-def part_rows(report: RunReport) -> list[list[parts.Cell]]:
+def part_rows(report: RunReport) -> list[list[str]]:
     return [
         [part.value, short(seconds), percent(seconds / report.wall)]
         for part, seconds in report.parts.items()
@@ -168,11 +174,11 @@ def part_rows(report: RunReport) -> list[list[parts.Cell]]:
     ]
 
 
-def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[parts.Cell]]]:
+def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[str | None]]]:
     """Return head and rows of the last MAX_CHANGES changes, with a column for each part in their costs."""
     used = [part for part in TimePart if any(part in change.costs for change in changes)]
     head = ["step", "change", "what", *(part.value for part in used), "all", "slower after"]
-    rows: list[list[parts.Cell]] = [
+    rows = [
         [
             str(change.step),
             change.kind,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Output, ctx, dcc, html, no_update
+from dash import Dash, ctx, dcc, html, set_props
 
 from viz.figures.charts import curves_figure, event_text
 from viz.lane_cache import TimedLanes
-from viz.lanes import LaneTable
+from viz.lanes import LaneTable, with_common_span
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_view, static_timelines
+from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, PageOfRun, keep_in_address
 
 MAX_EVENTS = 60
@@ -31,60 +30,69 @@ class RunPage(PageOfRun):
         return bool(self.run.steps)
 
     def layout(self) -> Mode:
-        run = self.run
+        state = self.state_of_run()
         follow = dcc.Checklist(
             {"follow": "Follow the newest step"},
-            ["follow"] if run.live else [],
+            ["follow"] if self.run.live else [],
             id=self.name("follow"),
-            className="" if run.live else "hidden",
+            **state["follow"],
         )
         slider = dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False)
         attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
-        controls = parts.div(
-            "controls" if run.steps else "controls hidden",
-            parts.div("following", html.Div(self.player(), id=self.name("moments")), follow),
-            parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
-            parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
-            id=self.name("controls"),
-        )
-        panels = {
-            "Run": html.Div(self.overview(), id=self.name("overview")),
-            "Events": html.Div(self.events(), id=self.name("events")),
-        }
-        return Mode(
-            [],
-            panels,
+        controls = html.Div(
             [
-                controls,
-                self.ticks(),
+                parts.div("following", html.Div(id=self.name("moments"), **state["moments"]), follow),
+                parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
+                parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             ],
-            self.name("timelines"),
+            id=self.name("controls"),
+            **state["controls"],
         )
+        panels = {part.capitalize(): html.Div(id=self.name(part), **state[part]) for part in ("run", "events")}
+        return Mode([], panels, [controls, self.ticks()], self.name("timelines"))
+
+    def state_of_run(self) -> dict[str, dict[str, Any]]:
+        """Return the properties of the page's components that follow the run, except those of its slider."""
+        run = self.run
+        return {
+            "run": {"children": self.overview()},
+            "events": {"children": self.events()},
+            "moments": {"children": self.player()},
+            "controls": {"className": "controls" if run.steps else "controls hidden"},
+            "follow": {"className": "" if run.live else "hidden"},
+        }
+
+    @property
+    def changes(self) -> list[int]:
+        """The first and last step, and the first ones after a change of workers or plan."""
+        steps = self.run.steps or [0]
+        return sorted({steps[0], steps[-1], *(segment.first for segment in self.run.segments)})
 
     def slider(self) -> dict[str, Any]:
-        steps = self.run.steps or [0]
-        marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
-        marks |= {segment.first: str(segment.first) for segment in self.run.segments}
+        changes = self.changes
         first = self.newest_step() if self.run.live else self.run.step_to_show
         tooltip = {"placement": "bottom", "always_visible": False}
-        return {"min": steps[0], "max": steps[-1], "marks": marks, "value": first, "tooltip": tooltip}
+        marks = {step: str(step) for step in changes}
+        return {"min": changes[0], "max": changes[-1], "marks": marks, "value": first, "tooltip": tooltip}
 
     def player(self) -> html.Div:
         """Build the buttons of `assets/modules/player.js`."""
-        run, steps = self.run, self.run.steps or [0]
-        changes = sorted({steps[0], steps[-1], *(segment.first for segment in run.segments)})
+        moves = _MOVES.items()
         buttons = [
-            html.Button(text, title=title, **parts.attributes(aria_label=title, data_go=move))
-            for move, (text, title) in _MOVES.items()
+            parts.tag(html.Button, text, title=title, aria_label=title, data_go=move) for move, (text, title) in moves
         ]
         moments = [
-            html.Button(f"{title}: step {step}", **parts.attributes(data_step=str(step)))
-            for title, step in run.notable_steps
+            parts.tag(html.Button, f"{title}: step {step}", data_step=str(step))
+            for title, step in self.run.notable_steps
         ]
-        attributes = parts.attributes(
-            data_slider=self.name("step"), data_follow=self.name("follow"), data_changes=json.dumps(changes)
+        return parts.div(
+            "player",
+            *buttons,
+            parts.div("moments", *moments),
+            data_slider=self.name("step"),
+            data_follow=self.name("follow"),
+            data_changes=json.dumps(self.changes),
         )
-        return parts.div("player", *buttons, parts.div("moments", *moments), **attributes)
 
     def newest_step(self) -> int | None:
         """Return the last committed step that was traced, or else the last committed step."""
@@ -95,24 +103,25 @@ class RunPage(PageOfRun):
     def overview(self) -> list[Any]:
         run = self.run
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
-        curves: Any = parts.empty_state("No step is committed yet.", hint)
+        curves = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
-            figure = curves_figure(run.metrics, run.events)
-            curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
-        return [
-            parts.problems(run.problems),
-            parts.chips(self.facts()),
-            parts.card("Loss and live workers", curves),
-        ]
+            figure, title = curves_figure(run.metrics, run.events), "Losses and live workers over the steps"
+            curves = parts.figure_view(figure, self.name("curves"), title)
+        return [parts.problems(run.problems), parts.chips(self.facts()), parts.card("Loss and live workers", curves)]
 
     def static_content(self) -> list[Any]:
-        problems, *overview = self.overview()
+        views = [
+            lanes_view(panel.title, TimedLanes(panel.table), f"{self.prefix}-{place}", self.cache, span=panel.span)
+            for place, panel in enumerate(with_common_span(self.run.panels()))
+        ] or [parts.empty_state("No iteration ran yet.")]
         heading = html.H2(self.run.name, className="source")
-        timelines = static_timelines(self.prefix, self.run.panels(), "No iteration ran yet.")
-        return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
+        cards = parts.card("Timelines", *views), parts.card("Events", self.events())
+        return [heading, *self.overview(), *cards]
 
     def events(self) -> Any:
-        return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty_state("No events yet.")
+        rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in self.run.events[-MAX_EVENTS:]]
+        table = parts.table(("time", "event", "step", "details"), rows)
+        return table if rows else parts.empty_state("No events yet.")
 
     def facts(self) -> list[str]:
         run = self.run
@@ -146,45 +155,32 @@ class RunPage(PageOfRun):
         """
         run = self.run
         if not run.steps:
-            return (
-                parts.empty_state("No iteration ran yet.", "Timelines appear with the first one."),
-                [],
-                None,
-                "hidden",
-            )
+            empty = parts.empty_state("No iteration ran yet.", "Timelines appear with the first one.")
+            return empty, [], None, "hidden"
         step = run.steps[0] if step is None else step
         attempts = run.generations_of(step)
         chosen = attempt if attempt in attempts else attempts[-1] if attempts else None
         options = [
             {"label": f"generation {g}" + ("" if g == attempts[-1] else " (aborted)"), "value": g} for g in attempts
         ]
-        planned, executed, evaluated = (
-            run.planned_lanes(step, chosen),
-            run.executed_lanes(step, chosen),
-            run.evaluation_lanes(step),
-        )
-        left = parts.gutter(*(lanes.table for lanes in (planned, executed, evaluated) if lanes is not None))
-
-        def view(part: str, title: str, lanes: TimedLanes) -> html.Div:
-            return lanes_view(title + _failed(lanes.table), lanes, self.name(part), self.cache, left=left)
-
-        views: list[Any] = []
-        if planned is None:
-            digest = run.plan_of(step, chosen)
-            unreadable = f"The plan {digest} of step {step} cannot be read."
-            reason = unreadable if digest else f"No plan is known for step {step}."
-            views.append(parts.empty_state(reason, f"Plans are in {run.path / 'plans'}."))
-        else:
-            views.append(view("planned", f"Planned, step {step}", planned))
-        if executed is None:
-            hint = "An iteration is traced once it is complete." if run.live else ""
-            views.append(parts.empty_state(f"Step {step} was not traced.", hint))
-        else:
-            views.append(view("executed", f"Executed, step {step}", executed))
-        if evaluated is not None:
-            loss = run.evaluations.get(step)
-            title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
-            views.append(view("evaluated", title, evaluated))
+        digest, loss = run.plan_of(step, chosen), run.evaluations.get(step)
+        unread = f"The plan {digest} of step {step} cannot be read." if digest else f"No plan is known for step {step}."
+        untraced = f"Step {step} was not traced.", "An iteration is traced once it is complete." if run.live else ""
+        evaluation = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
+        shown = {
+            "planned": (f"Planned, step {step}", run.planned_lanes(step, chosen)),
+            "executed": (f"Executed, step {step}", run.executed_lanes(step, chosen)),
+            "evaluated": (evaluation, run.evaluation_lanes(step)),
+        }
+        missing = {"planned": (unread, f"Plans are in {run.path / 'plans'}."), "executed": untraced}
+        left = parts.gutter(*(lanes.table for _, lanes in shown.values() if lanes is not None))
+        views = []
+        for part, (title, lanes) in shown.items():
+            if lanes is not None:
+                title += _failed(lanes.table)
+                views.append(lanes_view(title, lanes, self.name(part), self.cache, left=left))
+            elif part in missing:
+                views.append(parts.empty_state(*missing[part]))
         return views, options, chosen, "" if len(attempts) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
@@ -203,36 +199,18 @@ class RunPage(PageOfRun):
             chosen = None if ctx.triggered_id == self.name("step") else attempt
             return self.timelines(step, chosen)
 
-        refreshed = {
-            "overview": ("children",),
-            "moments": ("children",),
-            "events": ("children",),
-            "controls": ("className",),
-            "follow": ("className",),
-            "tick": ("disabled",),
-            "step": ("min", "max", "marks"),
-        }
-
-        @app.callback(
-            *(
-                Output(self.name(part), property_name)
-                for part, properties in refreshed.items()
-                for property_name in properties
-            ),
-            self.output("step", "value"),
-            self.input("tick", "n_intervals"),
-            self.state("follow", "value"),
-            prevent_initial_call=True,
-        )
-        def read_again(_: int, follow: list[str] | None) -> Any:
+        @app.callback(self.input("tick", "n_intervals"), self.state("follow", "value"), prevent_initial_call=True)
+        def read_again(_: int, follow: list[str] | None) -> None:
             self.refresh()
-            newest = self.newest_step() if follow else None
-            step = no_update if newest is None else newest
-            slider = self.slider()
-            controls = "controls" if self.run.steps else "controls hidden"
-            follow_class = "" if self.run.live else "hidden"
-            page = [self.overview(), self.player(), self.events(), controls, follow_class, not self.run.live]
-            return *page, slider["min"], slider["max"], slider["marks"], step
+            step = self.slider() | {"value": self.newest_step()}
+            if not follow:
+                del step["value"]
+            for part, properties in {
+                **self.state_of_run(),
+                "step": step,
+                "tick": {"disabled": not self.run.live},
+            }.items():
+                set_props(self.name(part), properties)
 
 
 _MOVES = {
@@ -248,11 +226,6 @@ _MOVES = {
 def _failed(table: LaneTable) -> str:
     names = ", ".join(str(table.workers[lane]) for lane in table.failed.nonzero()[0].tolist())
     return f": {names} failed" if names else ""
-
-
-def events_table(events: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[parts.Cell]]]:
-    rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in events[-MAX_EVENTS:]]
-    return ("time", "event", "step", "details"), rows
 
 
 def _seconds(event: dict[str, Any]) -> str | None:

@@ -14,7 +14,8 @@ from typing import Any
 from dash import Dash, State, dcc, html
 
 from recycle.runs.logs import TRACE
-from viz.figures.charts import is_number, run_figure
+from viz.figures.charts import run_figure
+from viz.numbers import is_number
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, keep_in_address, opener
 from viz.run_files import read_metrics, read_objects, runs_in
@@ -47,8 +48,8 @@ class RunsPage(Page):
         runs = {name: with_seconds(read_metrics(paths[name], [])) for name in names if name in paths}
         if not any(runs.values()):
             return []
-        figure = run_figure(runs, COMPARED, "time")
-        view = parts.figure_view("", figure, self.name("curves"), f"Progress of {', '.join(runs)} over time")
+        figure, description = run_figure(runs, COMPARED, "time"), f"Progress of {', '.join(runs)} over time"
+        view = parts.figure_view(figure, self.name("curves"), description)
         return [parts.card("Runs over time", view, caption="Press a row again to remove its run.")]
 
     def register(self, app: Dash) -> None:
@@ -64,29 +65,26 @@ class RunsPage(Page):
         rows = []
         for path in runs[:LISTED]:
             page = opened.get(path.resolve())
-            show: parts.Cell = html.Code(f"recycle view {path}")
-            if page is not None:
-                show = parts.button("Open", opener(page), f"Open {path.name}")
-            pick = parts.attributes(data_pick=path.name, data_target=self.name("chosen"), tabIndex="0")
-            rows.append([html.Span(path.name, **pick), *summary(path), show])
+            command = html.Code(f"recycle view {path}")
+            show = parts.button("Open", opener(page), f"Open {path.name}") if page is not None else command
+            pick = {"data_pick": path.name, "data_target": self.name("chosen"), "tabIndex": "0"}
+            rows.append([parts.tag(html.Span, path.name, **pick), *summary(path), show])
         count_text = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
         return parts.card(f"Runs in {folder}", parts.table(HEAD, rows, "scoreboard"), caption=f"{CAPTION}{count_text}")
 
 
-def summary(run: Path) -> list[parts.Cell]:
+def summary(run: Path) -> list[object]:
     """Return the cells of a run between name and button, see HEAD; unreadable values are left out."""
     metrics, events = read_metrics(run, []), read_objects(run / "events.jsonl", [])
     last = metrics[-1] if metrics else {}
     steps = [line["seconds"] for line in with_seconds(metrics) if line["seconds"] is not None]
-    speeds = [line["tokens_per_second"] for line in metrics if isinstance(line.get("tokens_per_second"), int | float)]
+    speeds = [line["tokens_per_second"] for line in metrics if is_number(line.get("tokens_per_second"))]
     loss, alive = last.get("loss"), last.get("live_workers")
     failures = sum(event.get("kind") == "fault" for event in events)
     written = max((file.stat().st_mtime for file in run.iterdir()), default=run.stat().st_mtime)
-    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(written)) + (
-        "" if (run / TRACE).exists() else ", not finished"
-    )
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
     return [
-        moment,
+        moment if (run / TRACE).exists() else f"{moment}, not finished",
         len(metrics),
         f"{loss:.5g}" if isinstance(loss, int | float) else None,
         f"{statistics.median(steps):.3g}" if steps else None,
@@ -106,6 +104,21 @@ def with_seconds(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
+EXAMPLES = (
+    "3 pipelines of 4 stages with 6 micro-batches each, once with all workers and once without worker 1.2, in units of"
+    " one forward."
+)
+LOCAL = "The page is served only to this machine and loads nothing from other servers."
+FORMS = {
+    "FILE …": "schedules, plans and traces: lanes, findings and comparisons",
+    "RUN_DIR": "a run, also while it trains: its steps as planned and as executed, losses, and where its time went",
+    "JOB.toml [LIBRARY]": "plans of a job for any failed workers",
+    "--families -P 4 -m 8": "the known schedules of a shape, ranked",
+    "--help": "all forms and options",
+}
+"""Arguments of the command -> what the viewer shows for them."""
+
+
 class StartPage(Page):
     prefix, title = "start", "Start"
 
@@ -119,24 +132,10 @@ class StartPage(Page):
 
     def layout(self) -> html.Div:
         links = [
-            html.Button(
-                [html.Strong(page.title), html.Span(page.invitation)],
-                id=opener(page.prefix),
-                n_clicks=0,
-            )
+            html.Button([html.Strong(page.title), html.Span(page.invitation)], id=opener(page.prefix), n_clicks=0)
             for page in self.workspace.pages
             if page.invitation
         ]
-        words = (
-            "3 pipelines of 4 stages with 6 micro-batches each, once with all workers and once without worker 1.2, in"
-            " units of one forward."
-        )
-        examples = html.P(words, className="says"), parts.div("start", *links)
-        own = html.Code("recycle view FILE | RUN_DIR | JOB.toml"), " shows your own; ", html.Code("recycle view --help")
-        caption = "The page is served only to this machine and loads nothing from other servers."
-        return html.Div(
-            [
-                parts.card("Examples, because no file was given", *examples),
-                parts.card("View your own files", html.P([*own, " lists all forms."]), caption=caption),
-            ]
-        )
+        examples = parts.card("Examples, because no file was given", parts.div("start", *links), caption=EXAMPLES)
+        commands = parts.table(("", ""), [(html.Code(f"recycle view {form}"), what) for form, what in FORMS.items()])
+        return html.Div([examples, parts.card("View your own files", commands, caption=LOCAL)])

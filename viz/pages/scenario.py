@@ -45,14 +45,20 @@ def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
     profile = given.timeline.profile if given else None
     fields = []
     for field in FIELDS:
-        value = getattr(profile, field.key) if profile and field.key else None
+        value = getattr(profile, field.key, None)
         share = given.share if given and field.is_work else 1.0
         text = short(value / share, 6) if isinstance(value, float | int) else ""
         fields.append({"name": field.name, "title": field.title, "given": text})
-    attributes = parts.attributes(data_fields=json.dumps(fields), data_file_bytes=str(MAX_BYTES))
+    form = parts.div("retime", data_fields=json.dumps(fields), data_file_bytes=str(MAX_BYTES))
+    title = f"{FORMS}. Dead workers need plans: recycle view job.toml"
+    label = html.Label("Failed and slow workers, slow links", htmlFor=FAILED, title=title)
+    example = "1.2, node:0/8, 0.1=1.5, 0.1>0.2=4"
+    text_field: Any = dcc.Input(
+        id=FAILED, type="text", value="", placeholder=example, debounce=True, n_submit=0, size="30"
+    )
     return [
-        parts.card("Times and limits", html.Div(className="retime", **attributes)),
-        parts.div("row", *failed_field()),
+        parts.card("Times and limits", form),
+        parts.div("row", label, text_field),
         dcc.Input(id=TIMES, type="text", value="", className="hidden"),
         dcc.Store(id=CURVE),
         dcc.Store(id="scenario"),
@@ -60,13 +66,6 @@ def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
         parts.loading_area("curves"),
         parts.hint(HINT),
     ]
-
-
-def failed_field() -> list[Any]:
-    hint = "1.2, node:0/8, 0.1=1.5, 0.1>0.2=4"
-    title = f"{FORMS}. Dead workers need plans: recycle view job.toml"
-    field: Any = dcc.Input(id=FAILED, type="text", value="", placeholder=hint, debounce=True, n_submit=0, size="30")
-    return [html.Label("Failed and slow workers, slow links", htmlFor=FAILED, title=title), field]
 
 
 def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
@@ -88,13 +87,14 @@ def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
 def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> html.Button:
     first, *others = sorted(named_workers(word, shape))
     is_failed = dead >= {first, *others}
-    return html.Button(
+    return parts.tag(
+        html.Button,
         f"✕ {title}" if is_failed else title,
         id={"type": FAILED, "workers": word},
         n_clicks=0,
         className="worker failed" if is_failed else "worker",
         title=f"{'Restore' if is_failed else 'Fail'} {first}" + (f" to {others[-1]}" if others else ""),
-        **parts.attributes(aria_pressed=str(is_failed).lower()),
+        aria_pressed=str(is_failed).lower(),
     )
 
 
@@ -130,11 +130,8 @@ def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], 
     except ValueError:
         mark = None
     figure = period_curves_figure(title, values, periods, mark)
-    description = f"Period of each timeline over {title}"
-    return [
-        parts.figure_view("", figure, "curves-figure", description),
-        parts.hint(_shortest(values, periods)),
-    ]
+    view = parts.figure_view(figure, "curves-figure", f"Period of each timeline over {title}")
+    return [view, parts.hint(_shortest(values, periods))]
 
 
 def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 from dash import html
 
+from viz.details import figures_table
 from viz.lane_cache import lanes_address
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_view, static_timelines
+from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
-from viz.pages.scoreboard_page import rank, table_of, times_text
+from viz.pages.scoreboard_page import times_text
 from viz.scenario import PageModel
 from viz.sources import ScheduleFile
 
@@ -43,30 +44,22 @@ class SchedulePage(Page):
 
     def layout(self) -> Mode:
         problems = [f"{file.name}: {file.problem}; shown up to the deadlock" for file in self.files if file.problem]
-        panels: dict[str, Any] = {}
-        if layouts := [self.layout_of(file) for file in self.files if file.schedule.shape.cut]:
-            panels["Layout"] = layouts
-        if findings := [
+        findings = [
             findings_of(file, f"Findings in {file.name}", MAX_FINDINGS, place)
             for place, file in enumerate(self.files)
             if file.findings
-        ]:
-            panels["Findings"] = findings
-        return Mode([parts.problems(problems), *self.timelines()], panels)
+        ]
+        panels = {
+            "Layout": [self.layout_of(file) for file in self.files if file.schedule.shape.cut],
+            "Findings": findings,
+        }
+        filled = {title: content for title, content in panels.items() if content}
+        return Mode([parts.problems(problems), *self.timelines()], filled)
 
     def static_content(self) -> list[Any]:
-        content: list[Any] = []
-        for place, file in enumerate(self.files):
-            content.append(html.H2(file.name, className="source"))
-            content.append(parts.problems([file.problem] if file.problem else []))
-            content.append(
-                static_timelines(f"{self.prefix}-{place}", file.panels(), f"{file.name} has no instructions.")
-            )
-        table = table_of(rank(self.files, self.cache), self.files, None)
-        content.append(parts.card("Figures", table, caption=times_text(self.files)))
-        content += [self.layout_of(file) for file in self.files]
-        found = [file for file in self.files if file.findings]
-        return [*content, *(parts.findings(f"Findings in {file.name}", file.findings, MAX_FINDINGS) for file in found)]
+        mode, table = self.layout(), parts.table(*figures_table([(file.name, file.context) for file in self.files]))
+        figures = parts.card("Figures", table, caption=times_text(self.files))
+        return [parts.card("Timelines", *mode.lanes), figures, *mode.panels.values()]
 
     def preloaded_lanes(self) -> list[str]:
         span = self.span
@@ -85,27 +78,16 @@ class SchedulePage(Page):
                 views.append(parts.empty_state(f"{file.name} has no instructions.", "Its programs are empty."))
                 continue
             failed = ", ".join(map(str, sorted(file.schedule.failed)))
-            title = f"{file.name}: {file.schedule.shape}" + (f", {failed} failed" if failed else "")
-            view = lanes_view(
-                title,
-                file.timed,
-                f"{self.prefix}-{place}",
-                self.cache,
-                span=self.span,
-                left=left,
-                linked=self.prefix,
-                place=place,
-            )
-            views.append(view)
+            title, name = f"{file.name}: {file.schedule.shape}", f"{self.prefix}-{place}"
+            title += f", {failed} failed" if failed else ""
+            common: dict[str, Any] = {"span": self.span, "left": left, "linked": self.prefix}
+            views.append(lanes_view(title, file.timed, name, self.cache, place=place, **common))
         return views
 
     def layout_of(self, file: ScheduleFile) -> Any:
-        schedule = file.schedule
-        if not schedule.shape.cut:
-            return []
-        plan = file.plan
+        schedule, plan = file.schedule, file.plan
         moves = plan.moves if plan else ()
-        rows: list[list[parts.Cell]] = []
+        rows: list[list[Any]] = []
         for worker in schedule.live:
             own_moves = [move for move in moves if move.worker == str(worker)]
             hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
@@ -121,15 +103,14 @@ class SchedulePage(Page):
         ordered = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
         if len(ordered) > MAX_WORKERS:
             title += f"; {MAX_WORKERS} of {len(ordered)} workers, those that copy first"
-        return html.Details(
-            [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])], className="card", open=bool(moves)
-        )
+        content = [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])]
+        return html.Details(content, className="card", open=bool(moves))
 
 
 def findings_of(file: ScheduleFile, title: str, most: int, graph: int | None = None) -> Any:
     """Build the first findings in a file, each with a button that frames its places in timeline `graph` of the page."""
     places = [file.places(finding)[:MAX_PLACES] for finding in file.findings[:most]]
-    buttons: list[parts.Cell] = [parts.show_button(each, graph=graph) if each else "" for each in places]
+    buttons = [parts.show_button(each, graph=graph) if each else "" for each in places]
     return parts.findings(title, file.findings, most, buttons) if file.findings else []
 
 

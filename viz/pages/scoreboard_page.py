@@ -53,7 +53,7 @@ class ScoreboardPage(Page):
         if points:
             in_bytes = all("B" in row.figures["peak memory"].value for row in plotted)
             figure = memory_period_figure(points, f"peak memory ({'bytes' if in_bytes else 'activations'})")
-            plot = parts.figure_view("", figure, self.name("plot"), "Peak memory of each schedule against its period")
+            plot = parts.figure_view(figure, self.name("plot"), "Peak memory of each schedule against its period")
             content.append(parts.card("Memory against period", plot, caption="The lower left is best."))
         return [html.Div(content, className="wide")]
 
@@ -85,29 +85,24 @@ def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | N
     return sorted(ranked, key=lambda row: row.figures["period"].number if "period" in row.figures else float("inf"))
 
 
-def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel | None) -> html.Div:
-    """Build a row per schedule with its figures; with a model also with its lanes, to sort and to pick."""
+def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel) -> html.Div:
+    """Build a row per schedule with its lanes and figures, to sort and to pick."""
     names = dict.fromkeys(name for row in ranked for name in row.figures)
-    is_pictured = model is not None and sum(len(file.lanes) for file in files) <= MAX_PICTURED
-    rows: list[list[parts.Cell]] = []
+    is_pictured = sum(len(file.lanes) for file in files) <= MAX_PICTURED
+    rows = []
     for file, entry, by_name in ranked:
-        key = f"file/{files.index(file)}" if model is not None and file.timeline is not None else None
-        pick = parts.attributes(data_pick=key, tabIndex="0" if key else None)
-        cells: list[parts.Cell] = [html.Span(file.name, title=str(file.schedule.shape), **pick)]
-        if is_pictured and model is not None:
-            cells.append(_picture(file, entry, model))
+        key = f"file/{files.index(file)}" if file.timeline is not None else None
+        title, index = str(file.schedule.shape), "0" if key else None
+        cells: list[object] = [parts.tag(html.Span, file.name, title=title, data_pick=key, tabIndex=index)]
+        if is_pictured:
+            timed, given = (lanes_address(model.put(lanes)) for lanes in (entry, file.timed))
+            cells.append(parts.div("lanes-spark", data_address=timed, data_original=given, data_title=file.name))
         for name in names:
             figure = by_name.get(name)
-            cells.append(figure and html.Span(figure.value, **parts.attributes(data_sort=str(figure.number))))
+            cells.append(figure and parts.tag(html.Span, figure.value, data_sort=str(figure.number)))
         rows.append([*cells, _verdict(file)])
     head = ["", *(["lanes"] * is_pictured), *names, "checker"]
-    return parts.table(head, rows, "" if model is None else "scoreboard")
-
-
-def _picture(file: ScheduleFile, entry: TimedLanes, model: PageModel) -> html.Div:
-    timed, given = (lanes_address(model.put(lanes)) for lanes in (entry, file.timed))
-    attributes = parts.attributes(data_address=timed, data_original=given, data_title=file.name)
-    return html.Div(className="lanes-spark", **attributes)
+    return parts.table(head, rows, "scoreboard")
 
 
 def times_text(files: Sequence[ScheduleFile]) -> str:
@@ -125,5 +120,5 @@ def times_text(files: Sequence[ScheduleFile]) -> str:
 
 
 def _verdict(file: ScheduleFile) -> str:
-    counts = [(file.findings.number("error"), "error"), (file.findings.number("warning"), "warning")]
-    return ", ".join(parts.count_text(count, severity) for count, severity in counts if count) or "valid"
+    counts = {severity: file.findings.number(severity) for severity in ("error", "warning")}
+    return ", ".join(parts.count_text(count, severity) for severity, count in counts.items() if count) or "valid"

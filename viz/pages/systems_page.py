@@ -57,19 +57,24 @@ class SystemsPage(Page):
             f"{percent(trace.live)} alive on average",
         ]
         ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
-        rows: list[list[parts.Cell]] = [
+        rows = [
             [system.name, system.layout, system.goodput, system.fault_free, percent(ratio.get(system.name, 0.0))]
             if system.fits
             else [system.name, "does not fit", None, None, None]
             for system in systems
         ]
         best = max(systems, key=lambda system: system.goodput)
-        description = f"Goodput by system; {best.name} has most, {short(best.goodput)} samples per second"
-        goodput = parts.figure_view("", goodput_figure(trace, systems), self.name("goodput"), description)
-        description = "Throughput of each system over time, above the nodes alive"
-        rates = parts.figure_view("", rates_figure(trace, systems), self.name("rates"), description)
-        description = "Share of time that each system lost, by cause"
-        lost = parts.figure_view("", lost_figure(systems), self.name("lost"), description)
+        described = (
+            (
+                goodput_figure(trace, systems),
+                f"Goodput; {best.name} has most, {short(best.goodput)} samples per second",
+            ),
+            (rates_figure(trace, systems), "Throughput of each system over time, above the nodes alive"),
+            (lost_figure(systems), "Share of time that each system lost, by cause"),
+        )
+        goodput, rates, lost = (
+            parts.figure_view(figure, self.name(f"figure{n}"), text) for n, (figure, text) in enumerate(described)
+        )
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
             parts.chips(facts),

@@ -146,7 +146,10 @@ def printable(name: str) -> str:
 
 MAX_FINDINGS = 200
 
-FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler, a Megatron table; or gzip"
+FORMATS = (
+    "Native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler or a Megatron table, also as gzip;"
+    f" up to {MAX_BYTES // 2**20} MB."
+)
 
 
 class ValidatePage(Page):
@@ -159,35 +162,30 @@ class ValidatePage(Page):
         return [cls(workspace.cache)]
 
     def layout(self) -> Mode:
-        formats = html.Span(f" {FORMATS}; up to {MAX_BYTES // 2**20} MB", className="hint")
-        prompt = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
+        prompt = html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), parts.hint(FORMATS)
         upload = parts.div(
             "row",
-            dcc.Upload(prompt, id=self.name("upload"), className="drop", max_size=MAX_BYTES),
-            parts.div("status calm", id=self.name("message"), role="status"),
-            **parts.attributes(data_most=str(MAX_BYTES)),
+            dcc.Upload(html.Div(prompt), id=self.name("upload"), className="drop", max_size=MAX_BYTES),
+            parts.div("status", id=self.name("message"), role="status"),
+            data_most=str(MAX_BYTES),
         )
         empty = parts.empty_state("No file was dropped yet.", "It is read on this machine and not stored.")
-        return Mode(
-            [],
-            {"Findings": [upload, html.Div(empty, id=self.name("verdict"))]},
-            identifier=self.name("answer"),
-        )
+        panels = {"Findings": [upload, html.Div(empty, id=self.name("verdict"))]}
+        return Mode([], panels, identifier=self.name("answer"))
 
-    def answer(self, contents: str, name: str) -> tuple[list[Any], list[Any], str, str]:
-        """Answer a dropped file: its lanes; a verdict with findings; a status line and the class of that line."""
+    def answer(self, contents: str, name: str) -> tuple[list[Any], list[Any], Any]:
+        """Answer a dropped file: its lanes; a verdict with findings; a status line."""
         name = printable(name)
         try:
             file = read_dropped(contents, name)
         except RecycleError as error:
-            lanes = parts.empty_state(
-                f"{name} could not be read as a schedule.", "docs/reference/file-format.md describes the files."
-            )
-            return [lanes], [parts.problems([str(error)])], f"{name}: refused", "status"
+            hint = "docs/reference/file-format.md describes the files."
+            lanes = parts.empty_state(f"{name} could not be read as a schedule.", hint)
+            return [lanes], [parts.problems([str(error)])], f"{name}: refused"
         left_out = [f"skipped, because it cannot be read: {line}" for line in file.left_out]
         problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])
-        panel = [problems, self.verdict(file), findings_of(file, "Findings", MAX_FINDINGS)]
-        return self.lanes(file), panel, f"{name}: read", "status calm"
+        panel = [self.verdict(file), problems, findings_of(file, "Findings", MAX_FINDINGS)]
+        return self.lanes(file), panel, html.Span(f"{name}: read", className="calm")
 
     def verdict(self, file: ScheduleFile) -> html.Section:
         schedule = file.schedule
@@ -196,33 +194,23 @@ class ValidatePage(Page):
         failed = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
         words += [f"failed: {failed}"] if failed else []
-        verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
-        return parts.card(
-            f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count),
-            parts.chips(words),
-        )
+        verdict = "Not valid" if errors else "Valid, with warnings" if warnings else "Valid"
+        return parts.card(f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count), parts.chips(words))
 
     def lanes(self, file: ScheduleFile) -> list[Any]:
-        halt = file.lanes.halt
-        order = f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back." if halt else ""
-        views = SchedulePage([file], self.cache, self.prefix).timelines()
-        return [*([parts.hint(order)] if order else []), *views]
+        halt, views = file.lanes.halt, SchedulePage([file], self.cache, self.prefix).timelines()
+        if halt is None:
+            return views
+        return [parts.hint(f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back."), *views]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of request sizes."""
         # A dropped file is base64 inside JSON; larger requests are refused unread.
         app.server.config["MAX_CONTENT_LENGTH"] = MAX_BYTES * 4 // 3 + 2**20
 
-        @app.callback(
-            self.output("answer"),
-            self.output("verdict"),
-            self.output("message"),
-            self.output("message", "className"),
-            self.input("upload", "contents"),
-            self.state("upload", "filename"),
-            prevent_initial_call=True,
-        )
+        answered = [self.output(part) for part in ("answer", "verdict", "message")]
+        file = self.input("upload", "contents"), self.state("upload", "filename")
+
+        @app.callback(answered, *file, prevent_initial_call=True)
         def check_it(contents: str | None, name: str | None) -> Any:
-            if not contents:
-                return (no_update,) * 4
-            return self.answer(contents, name or "file")
+            return self.answer(contents, name or "file") if contents else [no_update] * 3

@@ -295,8 +295,30 @@ def test_pages_of_the_gallery_have_no_script_errors(journey: Any, site: Any, tmp
     assert len(pages) == len(FAMILIES)
     for file in pages:
         page = journey(file.as_uri())
-        drawn(page, "schedules-0-0")
+        drawn(page, "schedules-0")
         page.close()
+
+
+def test_a_chosen_range_of_a_live_run_stays(
+    journey: Callable[[str], Any], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    page = journey(served(make_run(tmp_path / "run", live=True)) + "/?pages=time0")
+    title, plot = "document.querySelector('#time0-parts h2').textContent", "#time0-curves .js-plotly-plot"
+    page.wait_for_function(f"() => document.querySelector('{plot}')?.layout?.xaxis")
+
+    def choose(range_: dict[str, Any], text: str) -> None:
+        # Again and again: a plot that is just drawn tells nobody yet.
+        move = f"Plotly.relayout(document.querySelector('{plot}'), range)"
+        script = f"([range, text]) => {{ {move}; return {title} === text; }}"
+        page.wait_for_function(script, arg=[range_, text], polling=500)
+
+    chosen = "Where the time went, from 0.25 to 0.75 s"
+    choose({"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75}, chosen)
+    with page.expect_response(lambda answer: "time0-tick.n_intervals" in (answer.request.post_data or "")):
+        pass
+    page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout?.xaxis.range) === '0.25,0.75'")
+    assert page.evaluate(f"() => {title}") == chosen
+    choose({"xaxis.autorange": True}, "Where the time went")
 
 
 def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
@@ -334,7 +356,7 @@ def test_the_playground_draws_dropped_files_or_explains(
 ) -> None:
     (tmp_path / "playground.html").write_text(site.playground())
     page = journey((tmp_path / "playground.html").as_uri())
-    drawn(page, "schedules-0-0")
+    drawn(page, "schedules-0")
     latest = "[...recycle.views.values()].find((view) => view.root.closest('.dropped'))"
 
     def drop(name: str, content: str, text: str) -> None:

@@ -8,7 +8,7 @@ register(`data:text/javascript,${encodeURIComponent(find)}`);
 const nothing = () => {};
 class Observer { observe() {} disconnect() {} }
 Object.assign(globalThis, {
-  document: { addEventListener: nothing, createElement: () => ({ setAttribute: nothing }), documentElement: { dataset: {}, style: {} }, querySelector: () => null, querySelectorAll: () => [], getElementById: () => null },
+  document: { addEventListener: nothing, createElement: () => ({ append: nothing }), documentElement: { dataset: {}, style: {} }, querySelector: () => null, querySelectorAll: () => [], getElementById: () => null },
   window: { addEventListener: nothing, fetch: nothing, dash_clientside: { no_update: "no update", set_props: nothing } },
   location: { search: "", pathname: "/", hash: "" }, history: { state: null, replaceState: nothing, pushState: nothing },
   localStorage: { getItem: () => null }, matchMedia: () => ({ matches: false, addEventListener: nothing }), MutationObserver: Observer, ResizeObserver: Observer, IntersectionObserver: Observer,

@@ -1,28 +1,23 @@
 /* Accessibility that Dash's components lack: roles and keys of tabs, names of a slider's field and of the file field, keys of
    the file field and of lists. A file above the limit of an upload is reported, because Dash ignores it silently. */
 import { dock } from "viz/dock.js";
-import { setAttribute, setProps, whenChanged } from "viz/page.js";
+import { setAttributes, setProps, whenChanged } from "viz/page.js";
 const tabs = () => [...document.querySelectorAll(".tab")];
 
 function describe() {
   for (const tab of tabs()) {
-    setAttribute(tab, "role", "tab");
-    setAttribute(tab, "aria-selected", String(tab.classList.contains("tab--selected")));
-    setAttribute(tab, "tabindex", "0");
-    setAttribute(tab.parentElement, "role", "tablist");
+    setAttributes(tab, { role: "tab", "aria-selected": String(tab.classList.contains("tab--selected")), tabindex: "0" });
+    setAttributes(tab.parentElement, { role: "tablist" });
   }
   for (const field of document.querySelectorAll(".dash-slider-container input, .step input")) {
-    if (!field.labels?.length) setAttribute(field, "aria-label", "Step");
+    if (!field.labels?.length) setAttributes(field, { "aria-label": "Step" });
   }
   for (const place of document.querySelectorAll(".drop")) {
-    setAttribute(place, "role", "button");
-    setAttribute(place, "tabindex", "0");
-    const field = (place.matches("input") ? place : place.querySelector("input[type=file]")) || place.parentElement?.querySelector("input[type=file]");
-    if (!field) continue;
-    setAttribute(field, "aria-label", "Schedule file");
-    setAttribute(field, "tabindex", "-1");
+    setAttributes(place, { role: "button", tabindex: "0" });
+    const field = place.querySelector("input[type=file]") || place.parentElement.querySelector("input[type=file]");
+    if (field) setAttributes(field, { "aria-label": "Schedule file", tabindex: "-1" });
   }
-  for (const list of document.querySelectorAll("button.dash-dropdown")) setAttribute(list, "tabindex", "0");
+  for (const list of document.querySelectorAll("button.dash-dropdown")) setAttributes(list, { tabindex: "0" });
 }
 
 whenChanged(describe, ["class"]);

@@ -2,13 +2,8 @@
    have the interface of a table. `toServer` and `fromServer` convert operations of an interleaved table to those of its
    sources. Shades are also marked in labels: later `F3›` or `F3»`, earlier `‹F3` or `«F3`, only here `F3*`. */
 import { fetchBytes, fetchTable } from "viz/table.js";
-const NO_PARTNER = 5;
-
 /* 0: much earlier, 1: earlier, 2: the same, 3: later, 4: much later, 5: not in the other timeline. */
-function shade(delta, [some, much]) {
-  if (Number.isNaN(delta)) return NO_PARTNER;
-  return delta > much ? 4 : delta > some ? 3 : delta < -much ? 0 : delta < -some ? 1 : 2;
-}
+const shade = (delta, [some, much]) => (Number.isNaN(delta) ? 5 : delta > much ? 4 : delta > some ? 3 : delta < -much ? 0 : delta < -some ? 1 : 2);
 
 /* The table with the differences of its starts (viz/pages/comparison.py), for a strip below the lanes. */
 function withDeltas(table, deltas, options) {
@@ -36,11 +31,10 @@ function shaded(table, deltas, { edges, paints, title }) {
   };
   derived.describe = (operation, lane) => {
     const lines = table.describe(operation, lane), delta = deltas[operation];
-    const near = Math.abs(delta) <= edges[0], than = `than in ${title}`;
     if (!table.isWork[table.kind[operation]]) return lines;
-    if (Number.isNaN(delta)) lines.push(`not in ${title}`);
-    else lines.push(near ? `starts as in ${title}` : `starts ${table.time(Math.abs(delta))} ${delta > 0 ? "later" : "earlier"} ${than}`);
-    return lines;
+    if (Number.isNaN(delta)) return [...lines, `not in ${title}`];
+    if (Math.abs(delta) <= edges[0]) return [...lines, `starts as in ${title}`];
+    return [...lines, `starts ${table.time(Math.abs(delta))} ${delta > 0 ? "later" : "earlier"} than in ${title}`];
   };
   return derived;
 }
@@ -71,7 +65,8 @@ function interleaved(tables, addresses) {
   const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
   const longest = tables.reduce((most, table) => (table.span > most.span ? table : most));
   const derived = Object.assign(Object.create(first), columns, {
-    lanes, offsets, each, gather, sources: tables, shares: Float32Array.from(per((table, own) => table.busyShare[own])), length: offsets[lanes], compared: tables.flatMap((table) => table.compared || []), chunk_paints: null, paints, span: longest.span, unit: longest.unit,
+    lanes, offsets, each, gather, sources: tables, length: offsets[lanes], chunk_paints: null, paints, span: longest.span, unit: longest.unit,
+    shares: Float32Array.from(per((table, own) => table.busyShare[own])), compared: tables.flatMap((table) => table.compared || []),
     labels: per((table, own, place) => `${table.labels[own]} ${name(place)}`),
     pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),
     isFailed: Uint8Array.from(per((table, own) => table.isFailed[own])),

@@ -1,20 +1,12 @@
 /* The dock of the workbench: its open panel, side and size, kept in the browser; the panel also in the address. The server
    fills panels on request (`bench-asked`). */
 import { modes } from "viz/modes.js";
-import { element, followDrag, inSight, readAddress, setAttribute, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
+import { element, followDrag, inSight, on, readAddress, setAttributes, setProps, state, store, stored, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
 const KEY = "recycle-dock", WAIT = 150, MIN_SIZE = 180, STEP = 40, ROOM = 260;
 const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
-const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...read() };
+const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...stored(KEY) };
 const sent = new Map(); // identifier of a store -> its last content
 let timer = null;
-
-function read() {
-  try { return JSON.parse(localStorage.getItem(KEY)) || {}; } catch { return {}; }
-}
-
-function keep() {
-  try { localStorage.setItem(KEY, JSON.stringify(chosen)); } catch { /* storage may be disabled */ }
-}
 
 const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
 const side = () => chosen.side || (window.innerWidth >= 1100 ? "right" : "below");
@@ -50,18 +42,14 @@ function apply() {
   if (!root) return;
   modes.apply(root);
   const name = opened(root);
-  for (const tab of tabs(root)) {
-    setAttribute(tab, "aria-selected", String(tab.dataset.panel === name));
-    setAttribute(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
-  }
+  for (const tab of tabs(root)) setAttributes(tab, { "aria-selected": String(tab.dataset.panel === name), tabindex: tab.dataset.panel === name ? "0" : "-1" });
   for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
-  const split = root.querySelector(".bench-split");
-  setAttribute(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
-  setAttribute(split, "aria-valuenow", String(chosen[side()]));
+  const orientation = side() === "right" ? "vertical" : "horizontal";
+  setAttributes(root.querySelector(".bench-split"), { "aria-orientation": orientation, "aria-valuenow": String(chosen[side()]) });
 }
 
 function changed() {
-  keep();
+  store(KEY, chosen);
   apply();
   window.dispatchEvent(new Event("resize"));
   dock.tell();
@@ -116,11 +104,8 @@ export const dock = {
   tell() {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      const root = bench(), view = viewInUse();
-      if (!root || !view || !root.contains(view.root)) {
-        if (!root) tellStore("headline-of", null);
-        return;
-      }
+      const view = viewInUse();
+      if (!bench()?.contains(view?.root)) { tellStore("headline-of", null); return; }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
       tellStore("headline-of", address);
       if (["figures", "explain", "workers"].includes(panel)) ask({ panel, address });
@@ -136,28 +121,19 @@ export const dock = {
 
   /* List the matches of a search in their panel. */
   listMatches(view, query, result) {
-    const root = view.root.closest(".bench");
-    if (!root) return;
-    ask({ panel: "found", address: view.root.dataset.address, query, ...result });
+    if (view.root.closest(".bench")) ask({ panel: "found", address: view.root.dataset.address, query, ...result });
   },
 };
 
-document.addEventListener("click", (event) => {
-  const tab = event.target.closest && event.target.closest(".bench-tab");
-  if (tab) dock.open(tab.dataset.panel);
-  const button = event.target.closest && event.target.closest("[data-places]");
-  if (button) go(button);
-  const only = event.target.closest && event.target.closest("[data-only]");
-  if (only) viewInUse()?.only(only.dataset.only);
-});
+on("click", ".bench-tab", (tab) => dock.open(tab.dataset.panel));
+on("click", "[data-places]", (button) => go(button));
+on("click", "[data-only]", (button) => viewInUse()?.only(button.dataset.only));
 
 /* Select the only place, or frame several. */
 function go(button) {
-  const root = button.closest(".bench"), { graph } = button.dataset;
-  const shown = root && modes.lanes(root);
-  const holder = shown && shown.querySelector(graph === undefined ? ".lanes-view" : `[data-place="${graph}"] .lanes-view`);
-  const used = graph === undefined && root && root.contains(viewInUse()?.root) ? viewInUse() : null;
-  const view = used || (holder && views.get(holder.dataset.name));
+  const root = button.closest(".bench"), { graph } = button.dataset, place = graph === undefined ? "" : `[data-place="${graph}"] `;
+  const holder = modes.lanes(root)?.querySelector(`${place}.lanes-view`), used = viewInUse();
+  const view = graph === undefined && root.contains(used?.root) ? used : views.get(holder?.dataset.name);
   if (!view) return;
   const places = JSON.parse(button.dataset.places).map(([lane, from, to]) => ({ lane, from, to }));
   if (places.length === 1) view.selectPlace(places[0]);
@@ -166,7 +142,7 @@ function go(button) {
 }
 
 document.addEventListener("keydown", (event) => {
-  const { target, key } = event, tab = target.closest && target.closest(".bench-tab"), split = target.closest && target.closest(".bench-split");
+  const { target, key } = event, tab = target.closest?.(".bench-tab"), split = target.closest?.(".bench-split");
   const along = { ArrowRight: 1, ArrowLeft: -1 }[key], more = { ArrowLeft: 1, ArrowUp: 1, ArrowRight: -1, ArrowDown: -1 }[key];
   if (tab && along) {
     const all = tabs(tab.closest(".bench")), next = all[(all.indexOf(tab) + along + all.length) % all.length];
@@ -178,9 +154,7 @@ document.addEventListener("keydown", (event) => {
   event.stopPropagation();
 }, true);
 
-document.addEventListener("pointerdown", (event) => {
-  const split = event.target.closest && event.target.closest(".bench-split");
-  if (!split) return;
+on("pointerdown", ".bench-split", (split, event) => {
   const box = split.parentElement.getBoundingClientRect();
   followDrag((move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY));
   event.preventDefault();

@@ -77,7 +77,7 @@ export class Picture {
     raster.words.fill(theme.words.lane);
     const level = this.level;
     this.boxes = [];
-    this._grid(raster);
+    for (const t of theme.ticks || []) raster.fill(this.x(t), 0, this.x(t) + 1, this.height, theme.words.grid);
     if (marks.showsHeld && drawHeld(this, raster, marks)) { /* instead of work */ }
     else if (level === 0) this._bands(raster, rows.count);
     else this._rectangles(raster, level);
@@ -92,10 +92,6 @@ export class Picture {
     const { chunks, paints } = this.theme;
     if (!chunks || chunks.length < 2) return paints;
     return chunks[Math.min(Math.floor(this.table.stage[operation] / this.table.stages_per_chunk), chunks.length - 1)];
-  }
-
-  _grid(raster) {
-    for (const t of this.theme.ticks || []) raster.fill(this.x(t), 0, this.x(t) + 1, this.height, this.theme.words.grid);
   }
 
   _bands(raster) {
@@ -188,19 +184,15 @@ export class Picture {
       use(`${weight}${letters}px ${theme.font}`);
       const fit = (x1 - x0) / context.measureText(text).width;
       const middle = [(x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio];
-      if (fit < SMALLEST && context.measureText(text).width < high && x1 - x0 >= 0.8 * letters) { // upright
-        context.fillStyle = this.paints(i)[paint].ink;
-        context.save();
-        context.translate(...middle);
-        context.rotate(-Math.PI / 2);
-        context.fillText(text, 0, 0);
-        context.restore();
-        return;
-      }
-      if (fit < SMALLEST || high < 0.8 * letters) return;
-      if (fit < 1) use(`${weight}${SMALLEST * letters}px ${theme.font}`);
+      const isUpright = fit < SMALLEST && context.measureText(text).width < high && x1 - x0 >= 0.8 * letters;
+      if (!isUpright && (fit < SMALLEST || high < 0.8 * letters)) return;
+      if (!isUpright && fit < 1) use(`${weight}${SMALLEST * letters}px ${theme.font}`);
       context.fillStyle = this.paints(i)[paint].ink;
-      context.fillText(text, ...middle);
+      context.save();
+      context.translate(...middle);
+      if (isUpright) context.rotate(-Math.PI / 2);
+      context.fillText(text, 0, 0);
+      context.restore();
     };
     for (let k = 0; k < boxes.length; k += 2) {
       const i = boxes[k], row = boxes[k + 1], { parts } = table.kinds[table.kind[i]], text = table.label(i), below = table.backwardLabel(i, this.rows.lane(row));
@@ -230,43 +222,29 @@ export class Picture {
   }
 
   _outline(context, operation, colour, wide, dash) {
-    const [x, y, width, height] = this.box(operation);
+    const [x, y, width, height] = this.box(operation), box = new Path2D();
     if (x + width < 0 || x > this.width || y + height < 0 || y > this.height) return;
-    context.lineWidth = (wide + 2) * this.ratio;
-    context.strokeStyle = this.theme.paper;
-    context.setLineDash([]);
-    context.strokeRect(x, y, width, height);
-    context.lineWidth = wide * this.ratio;
-    context.strokeStyle = colour;
-    context.setLineDash(dash.map((length) => length * this.ratio));
-    context.strokeRect(x, y, width, height);
-    context.setLineDash([]);
+    box.rect(x, y, width, height);
+    outline(context, box, colour, wide, this, dash);
   }
 
   /* The critical path: a dark line under its operations, joined from one to the next. */
   _path(context) {
-    const { table } = this, on = [], bit = table.bits.CRITICAL;
-    for (let i = 0; i < table.length; i++) if (table.flags[i] & bit) on.push(i);
-    on.sort((a, b) => table.start[a] - table.start[b] || table.end[a] - table.end[b]);
-    context.strokeStyle = this.theme.ink;
-    context.lineWidth = 2 * this.ratio;
-    context.beginPath();
-    on.forEach((operation, place) => {
-      const [x, y, width, height] = this.box(operation);
-      context[place ? "lineTo" : "moveTo"](x, y + height);
-      context.lineTo(x + width, y + height);
-    });
-    context.stroke();
+    const { table } = this, critical = [], bit = table.bits.CRITICAL, path = new Path2D();
+    for (let i = 0; i < table.length; i++) if (table.flags[i] & bit) critical.push(i);
+    for (const i of critical.sort((a, b) => table.start[a] - table.start[b] || table.end[a] - table.end[b])) {
+      const [x, y, width, height] = this.box(i);
+      path.lineTo(x, y + height);
+      path.lineTo(x + width, y + height);
+    }
+    outline(context, path, this.theme.ink, 2, this);
   }
 
   _gap(context, { lane, from, to }) {
     const row = this.rows.rowOf[lane], y = (row - this.view.y0 + 0.08) * this.perRow;
-    const x0 = (from - this.view.t0) * this.perTime, x1 = (to - this.view.t0) * this.perTime;
-    context.strokeStyle = this.theme.ink;
-    context.lineWidth = 2 * this.ratio;
-    context.setLineDash([5 * this.ratio, 3 * this.ratio]);
-    context.strokeRect(x0, y, Math.max(3, x1 - x0), Math.max(3, this.perRow * 0.8));
-    context.setLineDash([]);
+    const x0 = (from - this.view.t0) * this.perTime, x1 = (to - this.view.t0) * this.perTime, box = new Path2D();
+    box.rect(x0, y, Math.max(3, x1 - x0), Math.max(3, this.perRow * 0.8));
+    outline(context, box, this.theme.ink, 2, this, [5, 3]);
   }
 
   /* Arrows from inputs and to consumers; the awaited input is solid. */
@@ -275,20 +253,13 @@ export class Picture {
       const a = this.box(from), b = this.box(to);
       const [x0, y0, x1, y1] = [a[0] + a[2], a[1] + a[3] / 2, b[0], b[1] + b[3] / 2];
       const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio, lift = this.perRow * (y0 > this.perRow ? 0.8 : -0.8);
-      for (const [colour, wide] of [[this.theme.paper, 3], [this.theme.ink, 0]]) {
-        context.strokeStyle = context.fillStyle = colour;
-        context.lineWidth = ((strong ? 2.5 : 1.2) + wide) * this.ratio;
-        context.beginPath();
-        context.moveTo(x0, y0);
-        if (Math.abs(y1 - y0) < 1) context.bezierCurveTo(x0, y0 - lift, x1 - head, y0 - lift, x1 - head, y1);
-        else context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-        context.stroke();
-      }
-      context.beginPath();
-      context.moveTo(x1 + head, y1);
-      context.lineTo(x1 - head, y1 - head);
-      context.lineTo(x1 - head, y1 + head);
-      context.fill();
+      const path = new Path2D(), tip = new Path2D(`M${x1 + head} ${y1}L${x1 - head} ${y1 - head}V${y1 + head}Z`);
+      path.moveTo(x0, y0);
+      if (Math.abs(y1 - y0) < 1) path.bezierCurveTo(x0, y0 - lift, x1 - head, y0 - lift, x1 - head, y1);
+      else path.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+      outline(context, path, this.theme.ink, strong ? 2.5 : 1.2, this);
+      context.fillStyle = this.theme.ink;
+      context.fill(tip);
     };
     for (const from of links.inputs) arrow(from, selected, from === links.waited);
     for (const to of links.outputs) arrow(selected, to, false);
@@ -299,7 +270,9 @@ export class Picture {
     const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
     const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
     context.textBaseline = "middle";
-    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size) + (rows.isAlike ? context.measureText(` × ${table.lanes}`).width : 0);
+    context.font = `${size}px ${theme.font}`;
+    const longest = table.labels.reduce((most, label) => (label.length > most.length ? label : most), "");
+    const laneRoom = this.perRow >= room, names = context.measureText(longest + (rows.isAlike ? ` × ${table.lanes}` : "")).width;
     if (grouped) this._groups(context, size, room, laneRoom);
     context.font = `${Math.min(size, Math.max(9 * ratio, this.perRow * 0.5))}px ${theme.font}`;
     context.textAlign = "right";
@@ -320,12 +293,6 @@ export class Picture {
       context.fillStyle = theme.failure.mark;
       context.fillText("✕", this.left - 2 * ratio, this.top + y);
     }
-  }
-
-  _nameWidth(context, size) {
-    const { table, theme } = this, longest = table.labels.reduce((most, label) => (label.length > most.length ? label : most), "");
-    context.font = `${size}px ${theme.font}`;
-    return context.measureText(longest).width;
   }
 
   _groups(context, size, room, laneRoom) {
@@ -350,6 +317,17 @@ export class Picture {
       context.font = `600 ${size}px ${theme.font}`;
     }
   }
+}
+
+/* Stroke a path, with a border in the colour of the page. */
+export function outline(context, path, colour, wide, { theme, ratio }, dash = []) {
+  for (const [stroke, width, lengths] of [[theme.paper, wide + 2, []], [colour, wide, dash]]) {
+    context.strokeStyle = stroke;
+    context.lineWidth = width * ratio;
+    context.setLineDash(lengths.map((length) => length * ratio));
+    context.stroke(path);
+  }
+  context.setLineDash([]);
 }
 
 /* Draw text on a filled ground; `left` returns its position for a width. */

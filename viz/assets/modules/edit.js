@@ -9,11 +9,7 @@ import { fetchTable } from "viz/table.js";
 const given = ({ root: { dataset } }) => dataset.original || dataset.address;
 
 /* The work of a lane in the order of its program. */
-function program({ table }, lane) {
-  const all = [];
-  for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.isWork[table.kind[i]]) all.push(i);
-  return all;
-}
+const program = ({ table }, lane) => table.operations(lane).filter((i) => table.isWork[table.kind[i]]);
 
 async function showLanes(view, address) {
   view.replace(await fetchTable(address), address);

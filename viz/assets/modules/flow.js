@@ -1,5 +1,5 @@
 /* A micro-batch on all workers, joined in order over paled other work; and a marked range of time. */
-import { drawTag } from "viz/draw.js";
+import { drawTag, outline } from "viz/draw.js";
 import { followDrag } from "viz/page.js";
 
 /* Operations of the selection's micro-batch, by start; [] without one. */
@@ -19,31 +19,20 @@ export function drawFlow(picture, context, view) {
   context.fillStyle = theme.paper;
   context.fillRect(0, 0, width, height);
   context.globalAlpha = 1;
-  const boxes = view.flow.map((operation) => picture.box(operation));
-  view.flow.forEach((operation, place) => {
-    const [x, y, wide, high] = boxes[place], top = y, kind = table.kinds[table.kind[operation]];
+  const line = new Path2D();
+  for (const operation of view.flow) {
+    const [x, y, wide, high] = picture.box(operation), { parts, token } = table.kinds[table.kind[operation]];
     const chunk = Math.floor(table.stage[operation] / table.stages_per_chunk), paints = table.chunk_paints?.[chunk] || table.paints;
-    for (const [paint, first, last] of kind.parts) {
+    for (const [paint, first, last] of parts) {
       context.fillStyle = paints[paint].fill;
-      context.fillRect(x + first * wide, top, Math.max(1, (last - first) * wide), high);
+      context.fillRect(x + first * wide, y, Math.max(1, (last - first) * wide), high);
     }
     context.strokeStyle = theme.ink;
     context.lineWidth = ratio;
     context.strokeRect(x, y, wide, high);
-  });
-  const line = () => {
-    context.beginPath();
-    boxes.forEach(([x, y, wide, high], place) => {
-      if (table.kinds[table.kind[view.flow[place]]].token === "W") return; // nothing waits for it
-      context.lineTo(x + wide / 2, y + high / 2);
-    });
-    context.stroke();
-  };
-  for (const [colour, wide] of view.flow.isLoose ? [] : [[theme.paper, 4], [theme.ink, 1.6]]) {
-    context.strokeStyle = colour;
-    context.lineWidth = wide * ratio;
-    line();
+    if (token !== "W") line.lineTo(x + wide / 2, y + high / 2); // nothing waits for a W
   }
+  if (!view.flow.isLoose) outline(context, line, theme.ink, 1.6, picture);
 }
 
 export function drawRange(picture, context, { range: marked, theme, table }) {

@@ -15,10 +15,8 @@ const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
 function firstShown(view) {
   const { t0, y0 } = view.view, { table, rows } = view;
   for (let row = Math.max(0, Math.floor(y0)); row < rows.count; row++) {
-    const lane = rows.lane(row);
-    if (lane < 0) continue;
-    const i = table.firstAfter(lane, t0);
-    if (i < table.offsets[lane + 1]) return i;
+    const lane = rows.lane(row), i = lane < 0 ? -1 : table.firstAfter(lane, t0);
+    if (lane >= 0 && i < table.offsets[lane + 1]) return i;
   }
   return -1;
 }
@@ -30,24 +28,22 @@ function step(view, dir) {
 
 /* Select the operation at about the same time in the next lane with operations. */
 function lane(view, dir) {
-  if (view.selected < 0) return step(view, 1);
+  if (view.selected < 0) { step(view, 1); return; }
   const { table, rows } = view, t = table.start[view.selected];
   for (let row = rows.rowOf[table.laneOf(view.selected)] + dir; row >= 0 && row < rows.count; row += dir) {
     const other = rows.lane(row);
     if (other < 0 || table.offsets[other] === table.offsets[other + 1]) continue;
     let i = Math.min(table.firstAfter(other, t), table.offsets[other + 1] - 1);
     while (i + 1 < table.offsets[other + 1] && !table.isWork[table.kind[i]]) i++;
-    return view.select(i);
+    view.select(i);
+    return;
   }
-  return undefined;
 }
 
 /* Select the awaited input, or the first consumer. */
 function chain(view, dir) {
-  const { links, table } = view;
-  if (!links) return;
-  const inputs = links.waited >= 0 ? [links.waited, ...links.inputs] : links.inputs;
-  const to = dir < 0 ? inputs[0] : [...links.outputs].sort((a, b) => table.start[a] - table.start[b])[0];
+  const { links, table: { start } } = view;
+  const to = dir < 0 ? (links?.waited >= 0 ? links.waited : links?.inputs[0]) : links?.outputs.toSorted((a, b) => start[a] - start[b])[0];
   if (to !== undefined) view.select(to);
 }
 
@@ -60,21 +56,15 @@ function bubble(view, dir) {
   if (next) view.selectGap(lane_, ...next); else view.announce(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
 }
 
-function worker(view) {
-  if (view.chosenLane >= 0) view.sendLane(view.chosenLane); else view.announce("select an operation or a gap of the worker first");
-}
+const worker = (view) => (view.chosenLane >= 0 ? view.sendLane(view.chosenLane) : view.announce("select an operation or a gap of the worker first"));
 
 function violation(view) {
   const { table } = view;
-  for (let n = 1; n <= table.length; n++) {
-    const i = (Math.max(view.selected, -1) + n + table.length) % table.length;
-    if (table.has(i, "VIOLATION")) return view.select(i);
-  }
-  return view.announce("no operation breaks a rule");
+  const broken = Array.from(table.flags.keys()).filter((i) => table.has(i, "VIOLATION")), next = broken.find((i) => i > view.selected) ?? broken[0];
+  if (next === undefined) view.announce("no operation breaks a rule"); else view.select(next);
 }
 
 const far = (event) => (event.shiftKey ? "change" : "step");
-
 
 function toggle(view, flag) {
   view[flag] = !view[flag];
@@ -133,7 +123,7 @@ function help() {
 }
 
 document.addEventListener("keydown", (event) => {
-  const view = viewInUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
+  const view = viewInUse(), typing = event.target.closest?.("input, textarea, select, [contenteditable], dialog, [role=slider]");
   if (event.key === " " && event.target.closest?.("button, a, summary, [role=tab]")) return; // the key presses it
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !view) return;
   const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
@@ -173,7 +163,7 @@ function search() {
   if (document.querySelector(".lanes-search")) return;
   const place = document.querySelector(".bar-tools") || document.querySelector(".top") || document.body;
   const field = element("input", {
-    type: "search", className: "lanes-search", placeholder: "Search  kind:F mb:3 stage:2", spellcheck: false, ariaLabel: "Search operations",
+    type: "search", className: "lanes-search", placeholder: "Search  kind:F mb:3", spellcheck: false, ariaLabel: "Search operations",
   });
   const isShown = (view) => view && view.root.isConnected;
   field.addEventListener("keydown", (event) => {
@@ -197,28 +187,28 @@ function search() {
 }
 
 function savePicture(view) {
-  view?.canvas.toBlob((blob) => {
-    const link = element("a", { href: URL.createObjectURL(blob), download: `${view.name}.png` });
-    link.click();
-    URL.revokeObjectURL(link.href);
-  });
+  if (view) element("a", { href: view.canvas.toDataURL(), download: `${view.name}.png` }).click();
+}
+
+/* The matches of a query, the first thousand outlined; null without a query. */
+function outlined(view, query) {
+  const matches = searchTable(view.table, query);
+  view.matches = matches && matches.slice(0, 1000);
+  view.redraw();
+  return matches;
 }
 
 /* Outline matches while typing; an incomplete query is not an error. */
 function outline(view, query) {
-  let matches;
-  try { matches = searchTable(view.table, query); } catch { matches = null; }
-  view.matches = matches && matches.slice(0, 1000);
-  view.redraw();
+  let matches = null;
+  try { matches = outlined(view, query); } catch { view.matches = null; view.redraw(); }
   view.announce(!matches ? "" : matches.length ? `${matches.length} found: Enter selects the next, Shift+Enter the previous` : `No match for ${query}`);
 }
 
-/* Select the next match, and outline the first thousand. */
+/* Select the next match. */
 function find(view, query, dir = 1) {
   let matches;
-  try { matches = searchTable(view.table, query); } catch (error) { dock.listMatches(view, query, { problem: error.message }); return view.announce(error.message); }
-  view.matches = matches && matches.slice(0, 1000);
-  view.redraw();
+  try { matches = outlined(view, query); } catch (error) { dock.listMatches(view, query, { problem: error.message }); return view.announce(error.message); }
   if (!matches) return view.announce("");
   if (!matches.length) {
     dock.listMatches(view, query, { operations: [], total: 0 });

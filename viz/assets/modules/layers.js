@@ -1,5 +1,5 @@
 /* Layers over the lanes: outlines of the previous plan (`data-ghost`), places of findings, the deadlock, and others. */
-import { drawTag } from "viz/draw.js";
+import { drawTag, outline } from "viz/draw.js";
 import { drawFlow, drawRange } from "viz/flow.js";
 import { drawNotes } from "viz/notes.js";
 const MAX_OUTLINES = 8000, MIN_LANE = 6;
@@ -57,28 +57,15 @@ function places(picture, context, { places: all, theme, rows }) {
   });
   /* Next to the labels: between facing edges, or over the top of one lane. */
   const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
-    const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = y0 - 0.55 * perRow;
-    if (Math.abs(y0 - y1) < 1) { context.moveTo(from, y0); context.bezierCurveTo(from, lift, to, lift, to, y1); return; }
-    context.moveTo(from, y0 < y1 ? y0 + high0 : y0);
-    context.lineTo(to, y0 < y1 ? y1 : y1 + high1);
+    const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = Math.max(3 * ratio, y0 - 0.55 * perRow);
+    if (Math.abs(y0 - y1) < 1) return `M${from} ${y0}C${from} ${lift} ${to} ${lift} ${to} ${y1}`;
+    return `M${from} ${y0 < y1 ? y0 + high0 : y0}L${to} ${y0 < y1 ? y1 : y1 + high1}`;
   };
-  const stroke = (draw) => {
-    for (const [colour, wide] of [[theme.paper, 5], [theme.failure.mark, 2.5]]) {
-      context.strokeStyle = colour;
-      context.lineWidth = wide * ratio;
-      context.beginPath();
-      draw();
-      context.stroke();
-    }
-  };
-  context.setLineDash([7 * ratio, 4 * ratio]);
-  boxes.forEach((box, place) => {
-    const next = boxes[(place + 1) % boxes.length];
-    if (boxes.length < 2 || (boxes.length === 2 && place)) return;
-    stroke(() => join(box, next));
-  });
-  context.setLineDash([]);
-  for (const box of boxes) stroke(() => context.rect(...box));
+  const frames = new Path2D(), mark = theme.failure.mark;
+  for (const box of boxes) frames.rect(...box);
+  const next = (place) => boxes[(place + 1) % boxes.length], joined = boxes.slice(boxes.length < 3 ? 1 : 0); // two are joined once
+  joined.forEach((box) => outline(context, new Path2D(join(box, next(boxes.indexOf(box)))), mark, 2.5, picture, [7, 4]));
+  outline(context, frames, mark, 2.5, picture);
   if (boxes.length < 2) return;
   context.font = `700 ${11 * ratio}px ${theme.font}`;
   context.textAlign = "center";
@@ -104,13 +91,16 @@ function halt(picture, context, { table, theme }) {
   context.fillStyle = theme.paper;
   context.fillRect(Math.max(0, x), 0, width, height);
   context.globalAlpha = 1;
-  if (x < 0) return;
   context.fillStyle = theme.failure.mark;
-  context.fillRect(x - ratio, 0, 2 * ratio, height);
-  const size = 12 * ratio, left = (wide) => Math.min(x, width - wide);
-  drawTag(context, "deadlock", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
+  if (x >= 0) context.fillRect(x - ratio, 0, 2 * ratio, height);
+}
+
+/* Its name, above the frames of findings. */
+function haltTag({ view, perTime, ratio, width, height }, context, { table, theme }) {
+  const x = (table.halt - view.t0) * perTime, size = 12 * ratio, left = (wide) => Math.min(x, width - wide);
+  if (typeof table.halt === "number" && x >= 0 && x < width) drawTag(context, "deadlock", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
 }
 
 export const drawLayers = (picture, context, view) => picture.clipped(context, () => {
-  for (const layer of [halt, ghost, places, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
+  for (const layer of [halt, ghost, places, haltTag, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
 });

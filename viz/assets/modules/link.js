@@ -45,8 +45,8 @@ export function restore(view) {
   }
   if (view.page === "validate" && before && query.get("plan") !== digest(view)) return; // another file was dropped
   const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
-  const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
-  const pinned = (query.get("pins") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
+  const integers = (name) => (query.get(name) || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
+  const folded = new Set(integers("fold")), pinned = integers("pins");
   const group = ["stage", "alike"].find((each) => each === query.get("group")) || "pipeline";
   if (group !== "pipeline" || folded.size || pinned.length) view.setRows(group, folded, false, pinned);
   const [t0, t1] = [number("t0"), number("t1")], window_ = {};

@@ -1,11 +1,11 @@
 /* Reports when the server does not respond. */
+import { element } from "viz/page.js";
 const ask = window.fetch.bind(window);
-const notice = Object.assign(document.createElement("p"), { className: "lost", hidden: true });
-notice.setAttribute("role", "alert");
+const notice = element("p", { className: "lost", hidden: true, role: "alert" });
 
 function notify(isLost) {
   if (notice.hidden !== isLost) return;
-  if (!notice.isConnected) document.body.append(notice);
+  document.body.append(notice);
   notice.textContent = isLost ? "The viewer's server does not respond. The drawn lanes stay usable; start recycle view again for the rest." : "";
   notice.hidden = !isLost;
 }

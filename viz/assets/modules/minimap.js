@@ -1,5 +1,5 @@
 /* The minimap: utilisation over the whole time, and the visible window, which a press or drag moves. */
-import { element, followDrag } from "viz/page.js";
+import { element, followDrag, sizeCanvas } from "viz/page.js";
 import { Raster, Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 const HEIGHT = 24;
@@ -23,10 +23,7 @@ export function drawMinimap(view, picture) {
   const { ratio, theme, left, width } = picture, high = HEIGHT * ratio;
   if (!place.firstChild) attach(view, place);
   const canvas = place.firstChild, wide = view.canvas.width;
-  if (canvas.width !== wide || canvas.height !== high) {
-    Object.assign(canvas, { width: wide, height: high });
-    Object.assign(canvas.style, { width: `${wide / ratio}px`, height: `${HEIGHT}px` });
-  }
+  sizeCanvas(canvas, wide / ratio, HEIGHT, ratio);
   const context = canvas.getContext("2d"), { t0, t1, y0, y1 } = view.view, long = view.span + 2 * view.margin;
   context.clearRect(0, 0, wide, high);
   context.putImageData(overview(view, picture).image, left, 0);

@@ -21,7 +21,7 @@ export function putNote(view, note) {
 
 export function writeNote(view) {
   const selectedPlace = place(view);
-  if (!selectedPlace) return view.announce("Select an instruction or a gap first: a note belongs to it.");
+  if (!selectedPlace) { view.announce("Select an instruction or a gap first: a note belongs to it."); return; }
   const field = element("input", { value: view.notes.find(at(view, selectedPlace))?.text || "", maxLength: LONGEST, ariaLabel: "Note", size: 48 });
   const form = element("form", { method: "dialog" }, element("h2", {}, "Note"), field, " ", element("button", { value: "keep" }, "Keep"), " ", element("button", { value: "" }, "Cancel"));
   const dialog = element("dialog", { className: "lanes-help lanes-note" }, form);
@@ -33,7 +33,6 @@ export function writeNote(view) {
   document.body.append(dialog);
   dialog.showModal();
   field.focus();
-  return undefined;
 }
 
 const short = (value) => +value.toPrecision(9);

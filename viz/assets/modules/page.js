@@ -28,6 +28,15 @@ export function openPage(page, id, value) {
   setProps("pages", { value: page });
 }
 
+/* Values kept by the browser, as JSON; null if storage is disabled or empty. */
+export const stored = (key) => { try { return JSON.parse(localStorage.getItem(key)); } catch { return null; } };
+export const store = (key, value) => { try { localStorage.setItem(key, JSON.stringify(value)); } catch { /* disabled */ } };
+
+/* Call back for events inside elements that match a selector. */
+export function on(name, selector, callback) {
+  document.addEventListener(name, (event) => { const node = event.target.closest?.(selector); if (node) callback(node, event); });
+}
+
 /* Call back once per frame with changes of the page. */
 export function whenChanged(callback, attributes = [], isRelevant = () => true) {
   let isAsked = false;
@@ -39,11 +48,18 @@ export function whenChanged(callback, attributes = [], isRelevant = () => true) 
   }).observe(document.documentElement, { childList: true, subtree: true, ...watched });
 }
 
+/* Give a canvas a size in pixels of the page. */
+export function sizeCanvas(canvas, width, height, ratio) {
+  const [wide, high] = [width, height].map((pixels) => Math.round(pixels * ratio));
+  if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+}
+
 export const inSight = (node) => Boolean(node?.isConnected && node.offsetParent !== null);
 
-/* Set an attribute if it changes: the page is observed for changes. */
-export function setAttribute(node, name, value) {
-  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+/* Set the attributes that change: the page is observed for changes. */
+export function setAttributes(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
 }
 
 /* Call `move` for the movements of a drag that begins now, and `end` with its last event. */

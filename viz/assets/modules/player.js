@@ -1,6 +1,6 @@
 /* The player of a run: its buttons, keys and playback set the step; the reader's choice of a step ends following. */
 import { valueOf } from "viz/address.js";
-import { inSight, openPage, setProps } from "viz/page.js";
+import { inSight, on, openPage, setProps } from "viz/page.js";
 const EACH = 1000; // milliseconds between two steps of the playback
 let playing = null;
 
@@ -22,7 +22,7 @@ function pause() {
 }
 
 function play(root) {
-  if (playing) return pause();
+  if (playing) { pause(); return; }
   const button = root.querySelector("[data-go=play]"), { slider } = root.dataset;
   const tick = () => {
     const value = root.isConnected && inSight(root) ? next(root, "step after") : valueOf(slider);
@@ -31,7 +31,6 @@ function play(root) {
   button.className = "playing";
   button.textContent = "Pause";
   playing = setInterval(tick, EACH);
-  return undefined;
 }
 
 /* `move`: of a button's `data-go`. */
@@ -41,11 +40,9 @@ export function go(move, root = shown()) {
   if (move === "play") play(root); else setProps(root.dataset.slider, { value: next(root, move) });
 }
 
-document.addEventListener("click", (event) => {
-  const button = event.target.closest?.(".player [data-go], .player [data-step]"), root = button?.closest(".player");
-  if (button?.dataset.go) go(button.dataset.go, root);
-  if (button?.dataset.step) { stay(root); setProps(root.dataset.slider, { value: Number(button.dataset.step) }); }
-});
+on("click", ".player [data-go]", (button) => go(button.dataset.go, button.closest(".player")));
+on("click", ".player [data-step]", ({ dataset: { step } }) => { stay(shown()); setProps(shown().dataset.slider, { value: Number(step) }); });
+
 /* Called with a press on a curve over time, and the page of its run. */
 export function openStep(_, click, page) {
   const step = click?.points?.[0]?.customdata;
@@ -53,6 +50,4 @@ export function openStep(_, click, page) {
   return window.dash_clientside.no_update;
 }
 
-for (const name of ["pointerdown", "keydown"]) {
-  document.addEventListener(name, (event) => { if (event.target.closest?.(".step")) stay(shown()); }, true);
-}
+for (const name of ["pointerdown", "keydown"]) on(name, ".step", () => stay(shown()));

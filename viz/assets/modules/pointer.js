@@ -57,10 +57,8 @@ export const pointerMethods = {
 
   /* Update the tooltip when lanes moved under a resting pointer. */
   _tipAgain() {
-    if (this.rests && !this.tip.hidden) {
-      const target = this.under(this.rests);
-      if (target.inside && target.row < this.rows.count) this._tip(this.rests, this.words(target));
-    }
+    const target = this.rests && !this.tip.hidden && this.under(this.rests);
+    if (target?.inside && target.row < this.rows.count) this._tip(this.rests, this.words(target));
   },
 
   _hide() { this.tip.hidden = true; this.pointer = null; },
@@ -121,9 +119,8 @@ export const pointerMethods = {
   /* A click next to the axes folds a group; on a lane's name, which ends 8 pixels before them, it selects the worker. */
   _gutter({ row, lane, px }) {
     const group = this.rows.groupAt(row), isName = lane >= 0 && px >= -(14 + NAME * this.table.labels[lane].length);
-    if (group && this.rows.hasGroups && ((row === group.top && !isName) || lane < 0 || this.level === 0)) return this.fold(group.key);
-    if (lane >= 0) this.sendLane(lane);
-    return undefined;
+    if (group && this.rows.hasGroups && ((row === group.top && !isName) || lane < 0 || this.level === 0)) this.fold(group.key);
+    else if (lane >= 0) this.sendLane(lane);
   },
 
   /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; otherwise: scroll the lanes, and at their end the page. */

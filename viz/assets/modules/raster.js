@@ -47,10 +47,8 @@ export class Raster {
   }
 
   frame(x0, y0, x1, y1, colour, wide) {
-    this.fill(x0, y0, x1, y0 + wide, colour);
-    this.fill(x0, y1 - wide, x1, y1, colour);
-    this.fill(x0, y0, x0 + wide, y1, colour);
-    this.fill(x1 - wide, y0, x1, y1, colour);
+    for (const y of [y0, y1 - wide]) this.fill(x0, y, x1, y + wide, colour);
+    for (const x of [x0, x1 - wide]) this.fill(x, y0, x + wide, y1, colour);
   }
 
   /* One column of stacked shares from y1 upwards; the rest keeps its colour. A pixel shared by two colours takes their mean, so

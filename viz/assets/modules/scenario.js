@@ -1,7 +1,7 @@
 /* The scenario of the page (viz/scenario.py): its texts, form, banner and sliders. All timelines that the server did not time
    itself (`data-timed`) are replaced by those under the scenario, together; answers to outdated questions are dropped. */
 import { dock } from "viz/dock.js";
-import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
+import { element, inSight, on, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
 import { fetchTables } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
@@ -34,14 +34,10 @@ export function fitSpans(all) {
   for (const view of all) {
     const linked = [view, ...view.linkedViews].filter((other) => other.table.unit[1] === view.table.unit[1]);
     const longest = Math.max(...linked.map((other) => other.table.span)) || 1;
-    for (const other of linked) {
-      if (other.span === longest) continue;
-      Object.assign(other, { isWhole: other.view.t0 <= 0 && other.view.t1 >= other.span, span: longest, isLate: true });
-    }
-    for (const other of linked) {
-      if (!other.isLate) continue;
-      other.isLate = false;
-      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false, false);
+    for (const other of linked.filter(({ span }) => span !== longest)) {
+      const isWhole = other.view.t0 <= 0 && other.view.t1 >= other.span;
+      other.span = longest;
+      other.show(isWhole ? { t0: -Infinity, t1: Infinity } : {}, false, false);
     }
   }
 }
@@ -157,7 +153,5 @@ const ACTIONS = {
   dragover: (_, event) => event.preventDefault(),
   drop: (_, event) => { event.preventDefault(); take(event.dataTransfer.files[0]); },
 };
-for (const [name, act] of Object.entries(ACTIONS)) {
-  document.addEventListener(name, (event) => { const form = event.target.closest?.(".retime"); if (form) act(form, event); });
-}
+for (const [name, act] of Object.entries(ACTIONS)) on(name, ".retime", act);
 whenChanged(() => { if (document.querySelector(".retime:empty")) { fill(); drawBanner(""); } });

@@ -1,6 +1,6 @@
 /* Tables of schedules and workers: sorted by a press on a head, pictures of lanes, and two picked rows to compare. */
 import { Picture } from "viz/draw.js";
-import { element, inSight, openPage, setProps, whenChanged } from "viz/page.js";
+import { element, inSight, on, openPage, setProps, sizeCanvas, whenChanged } from "viz/page.js";
 import { Raster } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 import { fetchTable } from "viz/table.js";
@@ -14,8 +14,7 @@ function draw(place, table, span) {
   const picture = new Picture(table, rows, { t0: 0, t1: span, y0: 0, y1: rows.count }, box, ratio, theme), raster = new Raster(picture.width, picture.height);
   if (table.length < table.lanes * WIDTH) Object.defineProperty(picture, "level", { value: 1 }); // rectangles of a pixel still tell
   picture._fill(raster, {});
-  Object.assign(canvas, { width: raster.width, height: raster.height });
-  Object.assign(canvas.style, { width: `${WIDTH}px`, height: `${high}px` });
+  sizeCanvas(canvas, WIDTH, high, ratio);
   canvas.getContext("2d").putImageData(raster.image, 0, 0);
   place.replaceChildren(canvas);
 }
@@ -50,9 +49,6 @@ function pick(row) {
   openPage("compare", "compare-chosen", value);
 }
 
-function press(event) {
-  const head = event.target.closest?.(`:is(${SORTED}) thead th`), row = event.target.closest?.(".scoreboard tbody tr");
-  if (head) sort(head); else if (row?.querySelector("[data-pick]")) pick(row);
-}
-document.addEventListener("click", press);
-document.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target.closest?.("[data-pick]")) press(event); });
+on("click", `:is(${SORTED}) thead th`, sort);
+on("click", ".scoreboard tbody tr", (row) => { if (row.querySelector("[data-pick]")) pick(row); });
+on("keydown", "[data-pick]", (cell, { key }) => { if (key === "Enter") pick(cell.closest("tr")); });

@@ -26,13 +26,15 @@ export const selectionMethods = {
     this._choose(this.table.laneOf(operation), operation, null);
     this._reveal(operation);
     this.announce(this.table.describe(operation, this.lane).join("; "));
-    this._tell({ operation }, quietly);
+    if (!quietly) dock.open("selection");
+    this._send({ operation });
   },
 
   selectGap(lane, from, to, quietly = false) {
     this._choose(lane, -1, { lane, from, to });
     this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
-    this._tell(this.gap, quietly);
+    if (!quietly) dock.open("selection");
+    this._send(this.gap);
   },
 
   /* Mark a range of time, null for none; `isMoving` during a drag. */
@@ -48,13 +50,12 @@ export const selectionMethods = {
 
   /* Show the selection's micro-batch on all workers, or everything again. */
   follow() {
-    if (this.flow) { this.flow = null; return this.redraw(); }
-    const result = flowOf(this.table, this.selected);
-    if (!result.length) return this.announce("Select an instruction of a micro-batch first.");
-    this.flow = result;
-    const { table } = this, first = result[0], last = result.reduce((late, i) => (table.end[i] > table.end[late] ? i : late), first);
-    this.announce(`Micro-batch ${table.home(first)}: ${result.length} instructions from ${table.time(table.start[first])} to ${table.time(table.end[last])}`);
-    return this.redraw();
+    const { table } = this, result = this.flow ? [] : flowOf(table, this.selected), [first] = result;
+    if (!this.flow && !result.length) { this.announce("Select an instruction of a micro-batch first."); return; }
+    this.flow = result.length ? result : null;
+    const last = result.reduce((late, i) => Math.max(late, table.end[i]), 0);
+    this.announce(this.flow ? `Micro-batch ${table.home(first)}: ${result.length} instructions from ${table.time(table.start[first])} to ${table.time(last)}` : "");
+    this.redraw();
   },
 
   /* Show only operations with a mark, all others pale; or everything again. */
@@ -73,23 +74,25 @@ export const selectionMethods = {
 
   /* Select the operation or gap at a place. */
   selectPlace({ lane, from, to }) {
-    const { table } = this, slack = 1e-5 * this.span;
-    for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
-      if (Math.abs(table.start[i] - from) <= slack && Math.abs(table.end[i] - to) <= slack) return this.select(i, true);
-    }
-    return this.selectGap(lane, from, to, true);
+    const { table } = this, slack = 1e-5 * this.span, isThere = (i) => Math.abs(table.start[i] - from) <= slack && Math.abs(table.end[i] - to) <= slack;
+    const operation = table.operations(lane).find(isThere);
+    if (operation === undefined) this.selectGap(lane, from, to, true); else this.select(operation, true);
   },
 
   /* Scroll to an operation, and unfold its group. */
   _reveal(operation) {
     const { table } = this, lane = table.laneOf(operation), start = table.start[operation], end = table.end[operation];
-    const group = this.rows.groupAt(this.rows.rowOf[lane]);
-    if (group && group.shut) this.fold(group.key);
+    this._unfold(lane);
     const row = this.rows.rowOf[lane], { t0, t1, y0, y1 } = this.view, half = (t1 - t0) / 2, tall = y1 - y0;
     const want = {};
     if (end < t0 || start > t1) Object.assign(want, { t0: (start + end) / 2 - half, t1: (start + end) / 2 + half });
     if (row < y0 || row + 1 > y1) Object.assign(want, { y0: row + 0.5 - tall / 2, y1: row + 0.5 + tall / 2 });
     if (Object.keys(want).length) this.show(want);
+  },
+
+  _unfold(lane) {
+    const group = this.rows.groupAt(this.rows.rowOf[lane]);
+    if (group?.shut) this.fold(group.key);
   },
 
   /* Zoom to the selection; if it fills the window or nothing is selected, to everything. */
@@ -105,10 +108,7 @@ export const selectionMethods = {
 
   /* Frame places, and show them all in readable rows. */
   frame(places) {
-    for (const { lane } of places) {
-      const group = this.rows.groupAt(this.rows.rowOf[lane]);
-      if (group && group.shut) this.fold(group.key);
-    }
+    for (const { lane } of places) this._unfold(lane);
     const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.view;
     const from = Math.min(...places.map((place) => place.from)), to = Math.max(...places.map((place) => place.to));
     const room = Math.max(to - from, 0.04 * this.span), top = Math.min(...rows), bottom = Math.max(...rows) + 1;
@@ -123,11 +123,6 @@ export const selectionMethods = {
   announce(text) {
     this.status.textContent = text;
     remember(this);
-  },
-
-  _tell(choice, quietly) {
-    if (!quietly) dock.open("selection");
-    this._send(choice);
   },
 
   _send(choice) {

@@ -1,6 +1,6 @@
 /* Strips under the lanes: memory of the selected worker, and differences of starts; and the memory of all workers in their
    lanes. The server sends memory once per table (viz/analysis/memory.py), on first use. */
-import { element } from "viz/page.js";
+import { element, sizeCanvas } from "viz/page.js";
 import { bandRows } from "viz/raster.js";
 import { fetchBytes } from "viz/table.js";
 const HEIGHT = 96, TOP = 18, BOTTOM = 6, MAX_POINTS = 2000, POINT = 5;
@@ -9,9 +9,9 @@ const HEADER = 8, MIN_LANE = 6, MIN_TEXT = 15;
 /* Draw one strip: text above, values from `low` to `high` at the left; `draw` gets x and y of times and values. */
 function strip(view, picture, place, at, { words, low, high, values, show }, draw) {
   while (place.childElementCount <= at) place.append(element("canvas", { role: "img" }));
-  const canvas = place.children[at], { ratio, theme, left, width } = picture, wide = view.canvas.width;
-  Object.assign(canvas, { width: wide, height: HEIGHT * ratio });
-  Object.assign(canvas.style, { width: `${wide / ratio}px`, height: `${HEIGHT}px` });
+  const canvas = place.children[at], { ratio, theme, left, width } = picture;
+  canvas.width = 0; // clears it
+  sizeCanvas(canvas, view.canvas.width / ratio, HEIGHT, ratio);
   const context = canvas.getContext("2d"), top = TOP * ratio, tall = (HEIGHT - TOP - BOTTOM) * ratio, size = 12 * ratio;
   context.font = `${size}px ${theme.font}`;
   context.textBaseline = "middle";
@@ -34,15 +34,10 @@ function strip(view, picture, place, at, { words, low, high, values, show }, dra
   context.restore();
 }
 
-function line(context, x0, x1, y, colour, wide, dash = []) {
-  context.strokeStyle = colour;
-  context.lineWidth = wide;
-  context.setLineDash(dash);
-  context.beginPath();
-  context.moveTo(x0, y);
-  context.lineTo(x1, y);
-  context.stroke();
-  context.setLineDash([]);
+/* Draw a horizontal line of dashes with gaps; without gaps it is whole. */
+function line(context, x0, x1, y, colour, wide, [dash, gap] = [x1 - x0, 0]) {
+  context.fillStyle = colour;
+  for (let x = x0; x < x1; x += dash + gap) context.fillRect(x, y - wide / 2, Math.min(dash, x1 - x), wide);
 }
 
 const shown = (value) => String(+value.toPrecision(4));

@@ -36,30 +36,24 @@ export class Table {
 
   /* Share of the whole time that each lane is busy. */
   get busyShare() {
-    if (!Object.hasOwn(this, "shares")) {
-      this.shares = new Float32Array(this.lanes);
-      for (let lane = 0; lane < this.lanes; lane++) {
-        let busy = 0;
-        for (let i = this.offsets[lane]; i < this.offsets[lane + 1]; i++) if (this.isWork[this.kind[i]]) busy += this.end[i] - this.start[i];
-        this.shares[lane] = busy / (this.span || 1);
-      }
+    if (Object.hasOwn(this, "shares")) return this.shares;
+    this.shares = new Float32Array(this.lanes);
+    for (let lane = 0; lane < this.lanes; lane++) {
+      for (let i = this.offsets[lane]; i < this.offsets[lane + 1]; i++) if (this.isWork[this.kind[i]]) this.shares[lane] += (this.end[i] - this.start[i]) / (this.span || 1);
     }
     return this.shares;
   }
 
+  /* The operations of a lane. */
+  operations(lane) { return Array.from({ length: this.offsets[lane + 1] - this.offsets[lane] }, (_, place) => this.offsets[lane] + place); }
+
   /* First operation of the lane that may end after t. */
-  firstAfter(lane, t) {
-    return partition(this.reach, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t);
-  }
+  firstAfter(lane, t) { return partition(this.reach, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t); }
 
   /* End of the operations of the lane that begin before t. */
-  beganBefore(lane, t) {
-    return partition(this.start, this.offsets[lane], this.offsets[lane + 1], (value) => value < t);
-  }
+  beganBefore(lane, t) { return partition(this.start, this.offsets[lane], this.offsets[lane + 1], (value) => value < t); }
 
-  laneOf(operation) {
-    return partition(this.offsets, 1, this.lanes + 1, (value) => value <= operation) - 1;
-  }
+  laneOf(operation) { return partition(this.offsets, 1, this.lanes + 1, (value) => value <= operation) - 1; }
 
   /* The operation at time t and height y in its lane (0: middle, -0.5: top); -1 if there is none. */
   at(lane, t, y) {
@@ -92,22 +86,15 @@ export class Table {
 
   /* The next operation of the lane in direction 1 or -1 that `accept` allows; -1 if there is none. */
   next(operation, dir, accept = () => true) {
-    const lane = this.laneOf(operation);
-    for (let i = operation + dir; i >= this.offsets[lane] && i < this.offsets[lane + 1]; i += dir) {
-      if (accept(i)) return i;
-    }
-    return -1;
+    const all = this.operations(this.laneOf(operation)).filter(accept);
+    return (dir > 0 ? all.find((i) => i > operation) : all.findLast((i) => i < operation)) ?? -1;
   }
 
   has(operation, flag) { return (this.flags[operation] & this.bits[flag]) !== 0; }
 
-  home(operation) {
-    return this.kinds[this.kind[operation]].homed ? `${this.pipeline[operation]}.${this.micro_batch[operation]}` : "";
-  }
+  home(operation) { return this.kinds[this.kind[operation]].homed ? `${this.pipeline[operation]}.${this.micro_batch[operation]}` : ""; }
 
-  instruction(operation) {
-    return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`;
-  }
+  instruction(operation) { return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`; }
 
   /* Label of the box (viz/kinds.py). */
   label(operation) {
@@ -158,17 +145,13 @@ const PACKED = "data:application/gzip;base64,";
 
 export const fetchBytes = (address) => {
   if (address.startsWith(PACKED)) return unpacked(address.slice(PACKED.length));
-  return fetch(address).then((answer) => {
-    if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
-    return answer.arrayBuffer();
-  });
+  return fetch(address).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(new Error(`${address}: ${answer.status}`))));
 };
 
 /* Lanes embedded in the page. */
 function unpacked(text) {
-  const letters = atob(text), packed = new Uint8Array(letters.length);
-  for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  const packed = new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]);
+  return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
 const tables = new Map(), MAX_KEPT = 8;

@@ -1,11 +1,8 @@
 /* Light or dark: the system's choice until a press on the button, then the reader's. Rules for dark pages are in media queries. */
+import { store, stored } from "viz/page.js";
 const KEY = "recycle-theme", QUERY = "(prefers-color-scheme: dark)", system = matchMedia(QUERY);
 const listeners = new Set(), rules = [];
-let chosen = read();
-
-function read() {
-  try { return localStorage.getItem(KEY); } catch { return null; }
-}
+let chosen = stored(KEY);
 
 export const isDark = () => (chosen ? chosen === "dark" : system.matches);
 
@@ -24,7 +21,7 @@ function apply() {
 
 export function switchTheme() {
   chosen = isDark() ? "light" : "dark";
-  try { localStorage.setItem(KEY, chosen); } catch { /* storage may be disabled */ }
+  store(KEY, chosen);
   apply();
 }
 

@@ -10,7 +10,7 @@ import { remember, restore } from "viz/link.js";
 import { showListing } from "viz/listing.js";
 import { drawMinimap } from "viz/minimap.js";
 import { modes } from "viz/modes.js";
-import { lastShown, state, views, whenChanged } from "viz/page.js";
+import { lastShown, sizeCanvas, state, views, whenChanged } from "viz/page.js";
 import { pointerMethods } from "viz/pointer.js";
 import { Raster, colourWord } from "viz/raster.js";
 import { Rows, nextGrouping } from "viz/rows.js";
@@ -36,8 +36,7 @@ export class View {
     this.context = this.canvas.getContext("2d", { willReadFrequently: true });
     this.tip = root.querySelector(".lanes-tip");
     this.status = root.querySelector(".lanes-status");
-    this.selected = -1;
-    this.lane = -1; // lane of the last selection
+    this.selected = this.lane = -1; // lane: of the last selection
     this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
     this.notes = [];
     this.before = []; // previous windows, for undo
@@ -114,26 +113,17 @@ export class View {
 
   fit() { this.show({ t0: -Infinity, t1: Infinity, y0: -Infinity, y1: Infinity }); }
 
-  /* Zoom around a time, or the middle. */
-  zoom(factor, t = null) {
-    const { t0, t1 } = this.view, at = t === null ? (t0 + t1) / 2 : t;
-    this.show({ t0: at - (at - t0) * factor, t1: at + (t1 - at) * factor });
+  /* Zoom times or rows around a place, or the middle, and move by a share of the window. */
+  zoom(factor, t = null) { this._zoomed("t0", "t1", factor, t); }
+  zoomRows(factor, row = null) { this._zoomed("y0", "y1", factor, row); }
+
+  _zoomed(first, last, factor, place, share = 0) {
+    const { [first]: low, [last]: high } = this.view, at = place ?? (low + high) / 2, by = share * (high - low);
+    this.show({ [first]: at - (at - low) * factor + by, [last]: at + (high - at) * factor + by });
   }
 
-  zoomRows(factor, row = null) {
-    const { y0, y1 } = this.view, at = row === null ? (y0 + y1) / 2 : row;
-    this.show({ y0: at - (at - y0) * factor, y1: at + (y1 - at) * factor });
-  }
-
-  pan(share) {
-    const { t0, t1 } = this.view;
-    this.show({ t0: t0 + share * (t1 - t0), t1: t1 + share * (t1 - t0) });
-  }
-
-  panRows(rows) {
-    const { y0, y1 } = this.view;
-    this.show({ y0: y0 + rows, y1: y1 + rows });
-  }
+  pan(share) { this._zoomed("t0", "t1", 1, null, share); }
+  panRows(rows) { this._zoomed("y0", "y1", 1, null, rows / (this.view.y1 - this.view.y0)); }
 
   /* Timelines that are scrolled out of sight are drawn when they come back. */
   redraw() {
@@ -155,9 +145,8 @@ export class View {
     this.root.dataset.address = address;
     this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
     this.show(whole ? { t0: -Infinity, t1: Infinity } : {}, true, false);
-    if (chosen) {
-      for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.instruction(i) === chosen) { this.select(i, true); break; }
-    }
+    const same = chosen ? table.operations(lane).find((i) => table.instruction(i) === chosen) : undefined;
+    if (same !== undefined) this.select(same, true);
     remember(this);
     this.redraw();
     dock.tell();
@@ -165,14 +154,8 @@ export class View {
 
   _draw() {
     const began = performance.now(), { width, height } = this.size, plot = this.place;
-    const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
-    const wide = Math.round(width * ratio), high = Math.round(height * ratio);
-    if (canvas.width !== wide || canvas.height !== high) {
-      canvas.width = wide;
-      canvas.height = high;
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
-    }
+    const ratio = window.devicePixelRatio || 1;
+    sizeCanvas(this.canvas, width, height, ratio);
     this.theme.ticks = this.ticks;
     const picture = new Picture(this.table, this.rows, this.view, plot, ratio, this.theme);
     if (!this.raster || this.raster.width !== picture.width || this.raster.height !== picture.height) {
@@ -180,18 +163,12 @@ export class View {
     }
     this.level = picture.draw(this.context, this.raster, this);
     drawLayers(picture, this.context, this);
-    drawTicks(this);
-    drawMemory(this, picture);
-    drawDeltas(this, picture);
-    drawMinimap(this, picture);
-    showListing(this);
+    for (const draw of [drawTicks, drawMemory, drawDeltas, drawMinimap, showListing]) draw(this, picture);
     this.onDraw();
     this._tipAgain();
     lastShown.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
     this.seconds = (performance.now() - began) / 1000;
-    this.drawn++;
-    this.root.dataset.drawn = this.drawn;
-    this.root.dataset.level = this.level;
+    Object.assign(this.root.dataset, { drawn: ++this.drawn, level: this.level });
   }
 
   _theme() { this.theme = themeOf(this.root, this.table); }
@@ -283,39 +260,29 @@ export function themeOf(root, table) {
     },
     paints: table.paints.map(words),
     chunks: table.chunk_paints ? table.chunk_paints.map((paints) => paints.map(words)) : null,
-    failure: {
-      fill: colourWord(failure.fill), hatch: colourWord(failure.hatch), line: colourWord(failure.line), mark: failure.line, ink: failure.ink,
-    },
+    failure: { fill: colourWord(failure.fill), hatch: colourWord(failure.hatch), line: colourWord(failure.line), mark: failure.line, ink: failure.ink },
   };
 }
 
 Object.assign(View.prototype, pointerMethods, selectionMethods);
 
 /* Attach views that appear in the page, and forget those that are gone. */
-
-function attach(root) {
-  root.dataset.attached = "yes";
-  const failed = (error) => {
-    root.dataset.failed = "yes";
-    root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Reload the page.`;
-  };
-  const overlay = root.querySelector(".lanes-axes");
-  const inSight = new Promise((done) => {
-    const look = () => {
-      if (overlay.getBoundingClientRect().width > 0) done();
-      else if (root.isConnected) requestAnimationFrame(look);
-    };
-    look();
-  });
-  const { dataset } = root, given = dataset.address;
-  const timed = addressUnder(given, dataset.timed).then((address) => {
+async function attach(root) {
+  const { dataset } = root, given = dataset.address, overlay = root.querySelector(".lanes-axes");
+  dataset.attached = "yes";
+  try {
+    const address = await addressUnder(given, dataset.timed);
     if (address !== given) Object.assign(dataset, { original: given, address, span: "" });
-    return tableOf(root);
-  });
-  Promise.all([timed, inSight]).then(([table]) => {
+    const table = await tableOf(root);
+    while (!overlay.getBoundingClientRect().width) await new Promise(root.isConnected ? requestAnimationFrame : () => {}); // hidden
     const view = new View(root, table);
-    if (dataset.ghost) addressUnder(dataset.ghost, dataset.timed).then(fetchTable).then((old) => { view.ghost = old; view.redraw(); }, () => {});
-  }).catch(failed);
+    if (!dataset.ghost) return;
+    view.ghost = await addressUnder(dataset.ghost, dataset.timed).then(fetchTable).catch(() => null);
+    view.redraw();
+  } catch (error) {
+    dataset.failed = "yes";
+    root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Reload the page.`;
+  }
 }
 
 export function attachAll() {
