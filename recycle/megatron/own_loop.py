@@ -36,6 +36,7 @@ from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
+from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.profile.executed import executed
@@ -47,7 +48,7 @@ from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
@@ -153,7 +154,7 @@ class Session:
             raise RunError(
                 f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
             )
-        self._advance((self.job.train.steps, 0))
+        self._advance((self.job.train.steps, _REDUCED))
         self._process.finish(self._stages)
 
     # What the script calls.
@@ -347,7 +348,7 @@ class Session:
                     self._take(self._pauses.throw(error))
                 except StopIteration as end:
                     self._end(end)
-                    raise RunError("a worker has died after the last step, before the script has ended") from None
+                    raise RunError("the run has ended before the script") from None
         self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at
         self._advance(target)
 
@@ -409,7 +410,7 @@ class _SessionHook(IterationHook):
             self.loss = commit.loss
 
     def begin_generation(self, generation: Generation) -> None:
-        schedule: Schedule = generation.schedule
+        self._generation, schedule = generation, generation.schedule
         tied = schedule.shape.stages if schedule.ties else None
         transport: Any = generation.transport
         peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied, self._script.shards)
@@ -450,6 +451,13 @@ class _SessionHook(IterationHook):
 
     def rolled_back(self, committed: int) -> None:
         self._script.rolled_back(committed)
+
+    def after_iteration(self, iteration: int, is_last: bool) -> None:
+        """After the last iteration, wait until the script has ended in all processes."""
+        generation = self._generation
+        if is_last and generation.committed(iteration).evaluate:
+            generation.commits.report_evaluation(iteration, evaluation_report([]))
+            generation.commits.evaluated(iteration)
 
     def end_generation(self) -> None:
         self._world.peers = None

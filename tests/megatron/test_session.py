@@ -372,3 +372,14 @@ def test_a_process_without_an_agent_has_no_session() -> None:
 
     with pytest.raises(RunError, match="start the script with: recycle agent JOB -- python SCRIPT"):
         session()
+
+
+@pytest.mark.parametrize("phase", ["step", pytest.param("stepped", marks=pytest.mark.soak)])
+def test_survivors_end_the_script_after_a_death_in_the_last_step(survive: Survive, calm: RunResult, phase: str) -> None:
+    options = "--dropout=0.1", "--evaluate=5"  # after steps 0 and 5
+    whole = survive(job(), *options)
+    result = survive(job(), f"kill:1.1@5.{phase}", *options)
+    assert result.losses == calm.losses
+    assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
+    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(whole, "0.1", EVALUATION), rel=1e-6)
+    assert result.digests == {worker: whole.digests[worker] for worker in ("0.0", "0.1", "1.0")}

@@ -280,7 +280,7 @@ class Leader(Generations):
 
     def _start_restore(self, lost: StageLost, alive: Collection[Worker]) -> None:
         self._can_restore, self._waits_for = True, ""
-        is_script, seconds = self.run.script_restarts is not None, self.limits.rejoin_deadline
+        is_script, seconds = self.run.is_script, self.limits.rejoin_deadline
         killed_at = self.now + min(END_SECONDS, seconds / 2) if is_script else self.now
         self._restore = _Restore(lost, set(alive), self.now + seconds, killed_at)
         for worker in sorted(alive) if is_script else ():
@@ -307,7 +307,7 @@ class Leader(Generations):
                 if worker not in restore.alive or self.now >= restore.killed_at:
                     self.kill(worker)
             return
-        is_script = run.script_restarts is not None
+        is_script = run.is_script
         if is_script and self.record.script_starts >= (run.script_restarts or 0):
             restore.lost.exit_code = STAGE_LOST
             raise restore.lost
