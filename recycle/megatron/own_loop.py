@@ -109,6 +109,11 @@ class Session:
         return None if self._hook is None else self._hook.loss
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the run has committed its last step; SIGTERM to the agents makes the present step the last."""
+        return self._is_over or (self._hook is not None and self._hook.is_finished)
+
+    @property
     def is_saver(self) -> bool:
         """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
         peers = self._world.present
@@ -150,7 +155,7 @@ class Session:
             self._process.end(str(error), REFUSED)
         if error is not None or self._script is None:
             return
-        if self.step < self.job.train.steps:
+        if not self.is_finished:
             raise RunError(
                 f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
             )
@@ -196,9 +201,9 @@ class Session:
     def steps(self) -> Iterator[int]:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
         self._require_script()
-        while True:
+        while not self.is_finished:
             self._advance((self.step, _NEXT))
-            if self._is_over:
+            if self.is_finished:
                 return
             self.step = self._at[0]
             self._world.begin_step(self.step)
@@ -206,8 +211,6 @@ class Session:
             if self._at < (self.step, _STEPPED):
                 raise RunError(f"step {self.step}: the script did not call optimizer_step")
             self.step += 1
-            if self.step >= self.job.train.steps:
-                return
 
     def forward_backward(
         self,
@@ -403,11 +406,12 @@ class _SessionHook(IterationHook):
         self._world, self._script, self._updates, self._lacks = world, script, updates, lacks
         self._receivers: list[Worker] = []
         self.loss: float | None = None
+        self.is_finished = False
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Called with every commit that this process learns of."""
         if commit is not None:
-            self.loss = commit.loss
+            self.loss, self.is_finished = commit.loss, commit.finished
 
     def begin_generation(self, generation: Generation) -> None:
         self._generation, schedule = generation, generation.schedule

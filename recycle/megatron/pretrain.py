@@ -346,9 +346,12 @@ class _Pretraining:
             return stepped
 
         stepped_scheduler = SimpleNamespace(step=lambda increment: None)
-        return self._originals["train_step"](
+        result = self._originals["train_step"](
             forward_step, data, model, _Optimizer(optimizer, step), stepped_scheduler, *others, **named
         )
+        if current.is_finished:
+            args.train_iters = current.step + 1
+        return result
 
     def training_log(self, *arguments: Any, is_first_iteration: bool = False, **named: Any) -> Any:
         """Megatron logs its first iteration with collectives, which peers of a returning process do not make."""
