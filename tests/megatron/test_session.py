@@ -297,9 +297,7 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     start = "agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS
     script = "--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"
     with warm_children():
-        ended = recycle(
-            *(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script
-        )
+        ended = recycle(*(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script)
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
     assert "stage 1 has no live host left after step 2" in ended.out
     assert "stage 0 has no live host left after step 4" in ended.err

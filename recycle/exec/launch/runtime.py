@@ -43,6 +43,7 @@ from recycle.exec.leader.actions import (
     Waiting,
 )
 from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.plans import first_plan
 from recycle.exec.leader.state import PlannedFault, RunDescription
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
@@ -105,7 +106,15 @@ class LeaderRuntime:
         self.over = False
         self.digests: Mapping[str, Mapping[int, str]] = {}
         directory.warn = self._warn
-        self._plans = PlanService(job, request.planner, directory.plans, directory.profiles, waker, request.schedule)
+        self._plans = PlanService(
+            job,
+            request.planner,
+            directory.plans,
+            directory.profiles,
+            waker,
+            request.schedule,
+            bool(request.command and first_plan(job)),
+        )
         self._judged_at = self._alive_sent_at = 0.0
         self._checkpoints = CheckpointCompletion(
             job, directory.checkpoints, request.text_digest, directory.has_metrics_of, waker.wake
@@ -152,7 +161,9 @@ class LeaderRuntime:
             if earlier.checkpoint is not None:
                 manifest = earlier.checkpoint.manifest
                 has_metrics = self._directory.has_metrics_of(manifest.step)
-                begin = msgspec.structs.replace(begin, checkpoint=StoredCheckpoint(manifest.step, manifest.commit, has_metrics))
+                begin = msgspec.structs.replace(
+                    begin, checkpoint=StoredCheckpoint(manifest.step, manifest.commit, has_metrics)
+                )
         self._take(begin)
         self._start_trackers()
 

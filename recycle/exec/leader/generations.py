@@ -312,9 +312,7 @@ class Generations(Forming):
             finished=is_last,
             checkpoint=self.checkpoints.due(step, is_last),
             # A script evaluates and saves after its last step; its end is waited for as an evaluation.
-            evaluate=is_last
-            if self.run.is_script
-            else self.job.is_evaluated(step, step + 1 >= self.run.steps),
+            evaluate=is_last if self.run.is_script else self.job.is_evaluated(step, step + 1 >= self.run.steps),
         )
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:
