@@ -114,6 +114,11 @@ class Session:
         return self._is_over or (self._hook is not None and self._hook.is_finished)
 
     @property
+    def lacks_results(self) -> bool:
+        """Whether a worker may have died since the commit of the present step, and its results are lost."""
+        return self._hook is not None and self._hook.began_after >= self.step
+
+    @property
     def is_saver(self) -> bool:
         """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
         peers = self._world.present
@@ -406,7 +411,7 @@ class _SessionHook(IterationHook):
         self._world, self._script, self._updates, self._lacks = world, script, updates, lacks
         self._receivers: list[Worker] = []
         self.loss: float | None = None
-        self.is_finished = False
+        self.is_finished, self.began_after = False, -1
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Called with every commit that this process learns of."""
@@ -414,7 +419,7 @@ class _SessionHook(IterationHook):
             self.loss, self.is_finished = commit.loss, commit.finished
 
     def begin_generation(self, generation: Generation) -> None:
-        self._generation, schedule = generation, generation.schedule
+        self._generation, schedule, self.began_after = generation, generation.schedule, generation.record.committed
         tied = schedule.shape.stages if schedule.ties else None
         transport: Any = generation.transport
         peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied, self._script.shards)

@@ -349,6 +349,8 @@ class _Pretraining:
         result = self._originals["train_step"](
             forward_step, data, model, _Optimizer(optimizer, step), stepped_scheduler, *others, **named
         )
+        if current.lacks_results and list(result[0]) == ["lm loss"]:
+            result[0]["lm loss"] = torch.tensor(current.loss)
         if current.is_finished:
             args.train_iters = current.step + 1
         return result
