@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -156,6 +157,39 @@ def join_world_of_one() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
 
 
+def default_group(group: Any) -> AbstractContextManager[None]:
+    """Replace torch.distributed's default group inside the block, by one that counts its ranks from 0 on."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    return _replaced(distributed_c10d._world, "default_pg", group)
+
+
+@contextmanager
+def first_instance(optimizer: Any) -> Iterator[None]:
+    """Let this process save its part of a distributed optimizer's state, inside the block, as the first instance."""
+    name = "distributed_optimizer_instance_id"
+    with ExitStack() as stack:
+        for part in optimizer_parts(optimizer):
+            if hasattr(part, name):
+                stack.enter_context(_replaced(part, name, 0))
+        yield
+
+
+@contextmanager
+def shards_loaded_alone() -> Iterator[None]:
+    """Let this process read its shards of megatron-core's distributed checkpoints without others, inside the block."""
+    from megatron.core import dist_checkpointing
+
+    checkpoint: Any = import_module("torch.distributed.checkpoint")
+    load, load_state_dict = dist_checkpointing.load, checkpoint.load_state_dict
+    with (
+        _replaced(dist_checkpointing, "load", partial(load, validate_access_integrity=False)),
+        _replaced(checkpoint, "load_state_dict", partial(load_state_dict, no_dist=True)),
+    ):
+        yield
+
+
 def use_one_backend() -> None:
     """Give every later process group the backend of torch.distributed's default group, whatever it asks for."""
     import torch
@@ -212,12 +246,20 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
 def adam_steps_kept(optimizer: Any) -> Iterator[None]:
     """Inside the block megatron-core's distributed optimizer loads its checkpoints into torch's Adam, too.
 
-    Its state has a step, which the checkpoint's part of a parameter lacks, and which all would share afterwards.
+    Its state has a step, which a checkpoint has for all parameters at once, and which all would share afterwards. The
+    format `torch_dist` needs the state before Adam's first step creates it.
     """
+    import torch
+
     name = "_set_main_param_and_optimizer_states"
     parts = [part for part in optimizer_parts(optimizer) if hasattr(part, name)]
     for part in parts:
         setattr(part, name, partial(_load_without_step, getattr(part, name), part))
+        inner = part.optimizer
+        for group in inner.param_groups if isinstance(inner, torch.optim.Adam) and not inner.state else ():
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
     yield
     for part in parts:
         delattr(part, name)
@@ -227,7 +269,7 @@ def adam_steps_kept(optimizer: Any) -> Iterator[None]:
 
 def _load_without_step(load: Callable[..., None], part: Any, parameter: Any, state: Mapping[str, Any]) -> None:
     own = part._get_main_param_and_optimizer_states(parameter)
-    load(parameter, {**({"step": own["step"]} if "step" in own else {}), **state})
+    load(parameter, {**state, **({"step": own["step"]} if "step" in own else {})})
 
 
 def describe_group(group: Any, name: str, rank: int) -> None:
