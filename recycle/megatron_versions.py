@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,7 +106,7 @@ def set_tensor_group(group: Any) -> None:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -121,14 +120,14 @@ def pipeline_group(change: Callable[[Any], Any]) -> AbstractContextManager[None]
     from megatron.core import parallel_state
 
     name = "_PIPELINE_MODEL_PARALLEL_GROUP"
-    return _replaced(parallel_state, name, change(getattr(parallel_state, name)))
+    return replaced(parallel_state, name, change(getattr(parallel_state, name)))
 
 
 def parallel_rank(kind: Literal["PIPELINE_MODEL", "DATA"], rank: int) -> AbstractContextManager[None]:
     """Give this process another rank of one kind of parallelism in `parallel_state` inside the block."""
     from megatron.core import parallel_state
 
-    return _replaced(parallel_state, f"_MPU_{kind}_PARALLEL_RANK", rank)
+    return replaced(parallel_state, f"_MPU_{kind}_PARALLEL_RANK", rank)
 
 
 def loop_groups() -> Any:
@@ -159,35 +158,10 @@ def join_world_of_one() -> None:
 
 def default_group(group: Any) -> AbstractContextManager[None]:
     """Replace torch.distributed's default group inside the block, by one that counts its ranks from 0 on."""
-    from torch.distributed import distributed_c10d
+    from torch.distributed.distributed_c10d import _world
 
-    distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
-    return _replaced(distributed_c10d._world, "default_pg", group)
-
-
-@contextmanager
-def first_instance(optimizer: Any) -> Iterator[None]:
-    """Let this process save its part of a distributed optimizer's state, inside the block, as the first instance."""
-    name = "distributed_optimizer_instance_id"
-    with ExitStack() as stack:
-        for part in optimizer_parts(optimizer):
-            if hasattr(part, name):
-                stack.enter_context(_replaced(part, name, 0))
-        yield
-
-
-@contextmanager
-def shards_loaded_alone() -> Iterator[None]:
-    """Let this process read its shards of megatron-core's distributed checkpoints without others, inside the block."""
-    from megatron.core import dist_checkpointing
-
-    checkpoint: Any = import_module("torch.distributed.checkpoint")
-    load, load_state_dict = dist_checkpointing.load, checkpoint.load_state_dict
-    with (
-        _replaced(dist_checkpointing, "load", partial(load, validate_access_integrity=False)),
-        _replaced(checkpoint, "load_state_dict", partial(load_state_dict, no_dist=True)),
-    ):
-        yield
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    return replaced(_world, "default_pg", group)
 
 
 def use_one_backend() -> None:
@@ -237,29 +211,16 @@ def loss_scalers(optimizer: Any) -> list[Any]:
     return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
 
 
-def inner_optimizers(optimizer: Any) -> list[Any]:
-    """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
-    return [part.optimizer for part in optimizer_parts(optimizer)]
-
-
 @contextmanager
 def adam_steps_kept(optimizer: Any) -> Iterator[None]:
     """Inside the block megatron-core's distributed optimizer loads its checkpoints into torch's Adam, too.
 
-    Its state has a step, which a checkpoint has for all parameters at once, and which all would share afterwards. The
-    format `torch_dist` needs the state before Adam's first step creates it.
+    Its state has a step, which a checkpoint has for all parameters at once, and which all would share afterwards.
     """
-    import torch
-
     name = "_set_main_param_and_optimizer_states"
     parts = [part for part in optimizer_parts(optimizer) if hasattr(part, name)]
     for part in parts:
         setattr(part, name, partial(_load_without_step, getattr(part, name), part))
-        inner = part.optimizer
-        for group in inner.param_groups if isinstance(inner, torch.optim.Adam) and not inner.state else ():
-            for parameter in group["params"]:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
     yield
     for part in parts:
         delattr(part, name)
@@ -332,7 +293,7 @@ def without_model_notice() -> Iterator[None]:
     feed-forward parts as separate layers, which would change the names in checkpoints.
     """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
-    with _replaced(logger, "disabled", True):
+    with replaced(logger, "disabled", True):
         yield
 
 
@@ -393,10 +354,10 @@ def layers_numbered_from(first: int) -> Iterator[None]:
     from megatron.core.transformer import multi_token_prediction, transformer_block, transformer_layer
 
     name = "get_transformer_layer_offset"
-    with ExitStack() as replaced:
+    with ExitStack() as stack:
         for module in (multi_token_prediction, transformer_block, transformer_layer):
             if hasattr(module, name):
-                replaced.enter_context(_replaced(module, name, lambda *_, **__: first))
+                stack.enter_context(replaced(module, name, lambda *_, **__: first))
         yield
 
 

@@ -39,11 +39,10 @@ from recycle.megatron.peers import Peers
 from recycle.megatron.without_gpu import without_gpu
 from recycle.megatron_versions import (
     adam_steps_kept,
-    first_instance,
     installed_versions,
     optimizer_parts,
     parallel_rank,
-    shards_loaded_alone,
+    replaced,
 )
 
 _REFUSED = (
@@ -411,8 +410,17 @@ class _Pretraining:
     def load_checkpoint(self, model: Any, optimizer: Any, *others: Any, **named: Any) -> Any:
         # Rank 0 reads the state of all ranks.
         groups = _groups_of(optimizer) if self._is_torch else []
-        with torch.no_grad(), adam_steps_kept(optimizer), _ranked(0, groups), shards_loaded_alone():
+        with (
+            torch.no_grad(),
+            adam_steps_kept(optimizer),
+            _ranked(0, groups),
+            _shards_loaded_alone(self._parts(optimizer)),
+        ):
             return self._originals["load_checkpoint"](model, optimizer, *others, **named)
+
+    def _parts(self, optimizer: Any) -> list[Any]:
+        """Of a distributed optimizer; [] of another one."""
+        return optimizer_parts(optimizer) if self._training.get_args().use_distributed_optimizer else []
 
     @property
     def _is_torch(self) -> bool:
@@ -430,15 +438,41 @@ class _Pretraining:
                     original(*others, **named)
                 return
             groups = [parallel_state.get_data_parallel_group(with_context_parallel=has) for has in (False, True)]
-            with current.world.only_savers() as self._acts_as, first_instance(optimizer):
+            with current.world.only_savers() as self._acts_as, ExitStack() as stack:
                 if self._acts_as is not None:
-                    with _ranked(current.worker.pipeline % peers.shards, groups):
-                        original(*others, **named)
+                    stack.enter_context(_ranked(current.worker.pipeline % peers.shards, groups))
+                    for part in self._parts(optimizer):  # which may be of another instance
+                        stack.enter_context(replaced(part, "distributed_optimizer_instance_id", 0))
+                    original(*others, **named)
 
         try:
             current.repeat_together(save)
         finally:
             self._acts_as = None
+
+
+@contextmanager
+def _shards_loaded_alone(parts: Sequence[Any]) -> Iterator[None]:
+    """Let this process read its shards of a `torch_dist` checkpoint without others, inside the block.
+
+    megatron-core's distributed optimizer needs the state before torch's Adam creates it in its first step.
+    """
+    from megatron.core import dist_checkpointing
+    from torch.distributed import checkpoint
+
+    for inner in (part.optimizer for part in parts):
+        for group in inner.param_groups if isinstance(inner, torch.optim.Adam) and not inner.state else ():
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
+    owners: tuple[tuple[Any, str, dict[str, bool]], ...] = (
+        (dist_checkpointing, "load", {"validate_access_integrity": False}),
+        (checkpoint, "load_state_dict", {"no_dist": True}),
+    )
+    with ExitStack() as stack:
+        for owner, name, options in owners:
+            stack.enter_context(replaced(owner, name, partial(getattr(owner, name), **options)))
+        yield
 
 
 def _groups_of(optimizer: Any) -> list[Any]:
