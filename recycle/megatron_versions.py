@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any, Literal
 
 from recycle.errors import RunError, VersionWarning
@@ -161,6 +163,9 @@ def default_group(group: Any) -> AbstractContextManager[None]:
     from torch.distributed.distributed_c10d import _world
 
     _world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    # A queue of a manager's process, which outlives this one, unless there is a queue already.
+    writer: Any = import_module("megatron.core.dist_checkpointing.strategies.filesystem_async")
+    writer._results_queue = Queue()
     return replaced(_world, "default_pg", group)
 
 
@@ -204,11 +209,6 @@ def without_sync(models: Any, name: Literal["finish_grad_sync", "start_param_syn
 def optimizer_parts(optimizer: Any) -> list[Any]:
     """The optimizers that megatron-core has chained; the optimizer itself if it is another one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
-
-
-def loss_scalers(optimizer: Any) -> list[Any]:
-    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
-    return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
 
 
 @contextmanager

@@ -45,7 +45,6 @@ from recycle.megatron_versions import (
     forget_gradient_groups,
     gradient_buffers,
     loop_groups,
-    loss_scalers,
     optimizer_parts,
     reset_gradients,
     without_sync,
@@ -448,6 +447,11 @@ class Script:
             optimizer.load_state_dict(state)
             for parameter, source in zip(_parameters_of(optimizer), parameters, strict=True):
                 _detached(parameter).copy_(source)
+
+
+def loss_scalers(optimizer: Any) -> list[Any]:
+    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
+    return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
