@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any, Literal
 
 from recycle.errors import RunError, VersionWarning
@@ -106,7 +108,7 @@ def set_tensor_group(group: Any) -> None:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -120,14 +122,14 @@ def pipeline_group(change: Callable[[Any], Any]) -> AbstractContextManager[None]
     from megatron.core import parallel_state
 
     name = "_PIPELINE_MODEL_PARALLEL_GROUP"
-    return _replaced(parallel_state, name, change(getattr(parallel_state, name)))
+    return replaced(parallel_state, name, change(getattr(parallel_state, name)))
 
 
 def parallel_rank(kind: Literal["PIPELINE_MODEL", "DATA"], rank: int) -> AbstractContextManager[None]:
     """Give this process another rank of one kind of parallelism in `parallel_state` inside the block."""
     from megatron.core import parallel_state
 
-    return _replaced(parallel_state, f"_MPU_{kind}_PARALLEL_RANK", rank)
+    return replaced(parallel_state, f"_MPU_{kind}_PARALLEL_RANK", rank)
 
 
 def loop_groups() -> Any:
@@ -154,6 +156,17 @@ def join_world_of_one() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # the import registers the backend
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def default_group(group: Any) -> AbstractContextManager[None]:
+    """Replace torch.distributed's default group inside the block, by one that counts its ranks from 0 on."""
+    from torch.distributed.distributed_c10d import _world
+
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    # A queue of a manager's process, which outlives this one, unless there is a queue already.
+    writer: Any = import_module("megatron.core.dist_checkpointing.strategies.filesystem_async")
+    writer._results_queue = Queue()
+    return replaced(_world, "default_pg", group)
 
 
 def use_one_backend() -> None:
@@ -198,21 +211,11 @@ def optimizer_parts(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def loss_scalers(optimizer: Any) -> list[Any]:
-    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
-    return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
-
-
-def inner_optimizers(optimizer: Any) -> list[Any]:
-    """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
-    return [part.optimizer for part in optimizer_parts(optimizer)]
-
-
 @contextmanager
 def adam_steps_kept(optimizer: Any) -> Iterator[None]:
     """Inside the block megatron-core's distributed optimizer loads its checkpoints into torch's Adam, too.
 
-    Its state has a step, which the checkpoint's part of a parameter lacks, and which all would share afterwards.
+    Its state has a step, which a checkpoint has for all parameters at once, and which all would share afterwards.
     """
     name = "_set_main_param_and_optimizer_states"
     parts = [part for part in optimizer_parts(optimizer) if hasattr(part, name)]
@@ -227,7 +230,7 @@ def adam_steps_kept(optimizer: Any) -> Iterator[None]:
 
 def _load_without_step(load: Callable[..., None], part: Any, parameter: Any, state: Mapping[str, Any]) -> None:
     own = part._get_main_param_and_optimizer_states(parameter)
-    load(parameter, {**({"step": own["step"]} if "step" in own else {}), **state})
+    load(parameter, {**state, **({"step": own["step"]} if "step" in own else {})})
 
 
 def describe_group(group: Any, name: str, rank: int) -> None:
@@ -290,7 +293,7 @@ def without_model_notice() -> Iterator[None]:
     feed-forward parts as separate layers, which would change the names in checkpoints.
     """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
-    with _replaced(logger, "disabled", True):
+    with replaced(logger, "disabled", True):
         yield
 
 
@@ -351,10 +354,10 @@ def layers_numbered_from(first: int) -> Iterator[None]:
     from megatron.core.transformer import multi_token_prediction, transformer_block, transformer_layer
 
     name = "get_transformer_layer_offset"
-    with ExitStack() as replaced:
+    with ExitStack() as stack:
         for module in (multi_token_prediction, transformer_block, transformer_layer):
             if hasattr(module, name):
-                replaced.enter_context(_replaced(module, name, lambda *_, **__: first))
+                stack.enter_context(replaced(module, name, lambda *_, **__: first))
         yield
 
 

@@ -19,10 +19,6 @@ set -euo pipefail
 
 job=${JOB:-examples/cluster/job.toml}
 run=${RUN:-$PWD/runs/$SLURM_JOB_ID}
-if [ $# -gt 0 ]; then # your own script loads its newest checkpoint, in a new run
-    run=$run-${SLURM_RESTART_COUNT:-0}
-    export RECYCLE_ID=${RECYCLE_ID:-$SLURM_JOB_ID}-${SLURM_RESTART_COUNT:-0}
-fi
 
 if [ -z "${RECYCLE_STORE:-}" ]; then
     read -r port peers < <(python3 -c 'import socket
@@ -59,5 +55,8 @@ while kill -0 $! 2>/dev/null; do # a signal ended the wait
     code=0
     wait $! || code=$?
 done
-[ -z "$is_time_up" ] || [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
+# 75: your own script has lost all hosts of a stage, and loads its newest checkpoint at its next start.
+if [ "$code" = 75 ] || { [ -n "$is_time_up" ] && [ "$code" != 0 ]; }; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit "$code"

@@ -177,6 +177,8 @@ def train_here(
     runs, name = Path("runs"), job.resolve().parent.name
     directory = run or (newest_run(runs, name) if resume else unused_directory(runs, name))
     lines = ProgressLines(described.train.steps if steps is None else steps, described.shape)
+    again = f"recycle {'agent' if command else 'train'} {job} --resume --run {directory}"
+    again += " -- COMMAND" if command else ""
     with end_at_termination(described.membership.grace) as stop:
         try:
             result = launcher.train(
@@ -194,13 +196,11 @@ def train_here(
             )
         except KeyboardInterrupt:
             print_line(f"\ninterrupted after step {lines.last}; all workers have ended; run directory {directory}")
-            if not command:
-                print_line(f"resume from its newest checkpoint with: recycle train {job} --resume --run {directory}")
+            print_line(f"resume from its newest checkpoint with: {again}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
-        hint = "" if command else f"; resume with: recycle train {job} --resume --run {directory}"
-        print_line(f"stopped after step {last}{hint}" if last >= 0 else "stopped before the first step")
+        print_line(f"stopped after step {last}; resume with: {again}" if last >= 0 else "stopped before the first step")
         raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
@@ -255,7 +255,7 @@ def agent(
         address: address of this node for the other nodes' workers; else the address that reaches the store.
         steps: iterations; else the job's own number.
         resume: continue from the newest complete checkpoint of the run directory if the store does not have the run;
-            the same on all nodes.
+            the same on all nodes. Your own script loads its own; the run continues after that step.
         restarts: how often your own script is started again in all processes after all hosts of a stage died; it then
             loads its newest checkpoint. Afterwards the agent ends with exit code 75; the same on all nodes.
         command: your own script, with recycle.megatron.session, and its arguments.
@@ -264,10 +264,10 @@ def agent(
     if command and "/" in command[0] and shutil.which(command[0]) is None:
         raise JobError(f"{command[0]}: cannot be run: name a program, for example python, and its arguments after --")
     if command and store is None and described.membership.store == "launcher":
-        if node is not None or nodes is not None or resume:
-            raise JobError("--node, --nodes and --resume need --store: without one this machine runs all workers")
+        if node is not None or nodes is not None:
+            raise JobError("--node and --nodes need --store: without one this machine runs all workers")
         own, count, faults = resolve_request(described, schedule, steps, fault, punish)
-        train_here(described, job, own, count, faults, run, command, restarts)
+        train_here(described, job, own, count, faults, run, command, restarts, resume)
         return
     if restarts and not command:
         raise JobError("--restarts: is for your own script after --; for workers set [cluster] restarts")

@@ -23,13 +23,16 @@ A dead member's entry is then that of the first live host of its stage that hold
     holders of a part   all_reduce       unchanged, because reduce_scatter has summed all
     of a stage
 
+Some live processes may save a checkpoint as a world of their own (`LiveWorld.only_savers`).
+
 A collective without a rule raises RunError, and names the call: it never returns as if it had worked. Before the first
 generation a process answers alone: sums are its own values, gathers are copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from itertools import product
 from typing import Any
@@ -44,7 +47,7 @@ from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
 from recycle.megatron.transfer import pack, unpack
-from recycle.megatron_versions import use_one_backend
+from recycle.megatron_versions import default_group, use_one_backend
 
 BACKEND = "live"
 _CALLS = 1 << 20
@@ -64,6 +67,7 @@ class Scope(Enum):
     INSTANCE = "an optimizer instance"
     HOLDERS = "the holders of a part of the optimizer's state"
     WORLD = "all processes"
+    SAVERS = "the processes that save"
     OTHER = "other processes"
 
 
@@ -192,6 +196,29 @@ class LiveWorld:
                 self.recover, self.calling = recover, None
         return self._last[key]
 
+    @contextmanager
+    def only_savers(self) -> Iterator[int | None]:
+        """Make one live host of each stage torch.distributed's default group inside the block.
+
+        With a distributed optimizer it is one of each part. Yields this process's rank there; None in others, which
+        make no collectives in the block.
+        """
+        peers = self.calling
+        assert peers is not None
+        savers = {worker for worker in peers.live if peers.holders(worker)[0] == worker}
+        if self.worker not in savers:
+            yield None
+            return
+        group = dist.new_group([rank for rank in range(self.size) if self.place(rank)[0] in savers])
+        group.scope = Scope.SAVERS if group.size() > 1 else Scope.OWN
+        self.calling = EarlierPeers(peers, self.worker, set(peers.live) - savers)
+        try:
+            with default_group(group):
+                yield group.rank()
+        finally:
+            self.calling = peers
+            dist.destroy_process_group(group)
+
     @property
     def present(self) -> Peers | None:
         """The processes that have come to the script's step; those that joined since begin with the next."""
@@ -261,7 +288,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
         self._world, self._places, self._name = world, list(places), ""
         self._members = list(dict.fromkeys(worker for worker, _ in places))
         tensor_ranks = len({tensor_rank for _, tensor_rank in places})
-        self._scope = world.scope(self._members, tensor_ranks, len(places))
+        self.scope = world.scope(self._members, tensor_ranks, len(places))
         self._tensor = world.tensor if tensor_ranks > 1 else None
         ranks = {member.rank for member in self._members}
         self._rank_of_all = ranks.pop() if len(ranks) == 1 else None
@@ -287,7 +314,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
         is_inside = self._world.recover is None and not self._answers_alone
-        if is_inside and self._scope is Scope.TENSOR and self._tensor is not None:
+        if is_inside and self.scope is Scope.TENSOR and self._tensor is not None:
             return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
         if is_inside and not isinstance(self._peers(), EarlierPeers):
             return LiveWork(self._sum(tensors, op, self._peers()))
@@ -368,6 +395,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return self._run("gather", lambda peers: self._entries("gather", tensors[0], peers), take)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
+        if self.scope is Scope.SAVERS:
+            sent = torch.stack(inputs[0] if inputs else [torch.zeros_like(outputs[0])] * self.size())
+            take = lambda entries: _copy(outputs, [entries[opts.rootRank][self.rank()]])  # noqa: E731
+            return self._run("scatter", lambda peers: self._entries("scatter", sent, peers), take)
         if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
         _copy(outputs, [inputs[0][_Group.rank(self)]])
@@ -383,12 +414,12 @@ class LiveGroup(_Group):  # type: ignore[misc]
     # The rules.
 
     def _require_rule(self, call: str) -> None:
-        if self._scope is Scope.OTHER:
+        if self.scope is Scope.OTHER:
             raise self._refusal(call)
 
     @property
     def _answers_alone(self) -> bool:
-        return self._world.is_alone or self._scope is Scope.OWN
+        return self._world.is_alone or self.scope is Scope.OWN
 
     def _peers(self) -> Peers:
         peers = self._world.calling or self._world.peers
@@ -408,10 +439,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
             take(exchange(None))
         elif self._world.recover is None:
             take(exchange(self._peers()))
-        elif self._scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS, Scope.TENSOR):
+        elif self.scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS, Scope.TENSOR):
             raise self._refusal(f"{call} between iterations")
         else:
-            number = self._members[0].rank if self._scope is Scope.HOSTS else None
+            number = self._members[0].rank if self.scope is Scope.HOSTS else None
             take(self._world.complete(number, exchange, self._tensor is not None))
         return LiveWork()
 
@@ -425,7 +456,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return sums
 
     def _sum(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None] | None:
-        scope, is_average = self._scope, op == ReduceOp.AVG
+        scope, is_average = self.scope, op == ReduceOp.AVG
         if scope is Scope.HOLDERS:
             return lambda: self._divide(tensors, is_average)
         is_large = sum(tensor.nbytes for tensor in tensors) > MOST_BYTES
@@ -467,7 +498,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     @property
     def _is_instance_of_stage(self) -> bool:
-        return self._scope is Scope.INSTANCE and self._rank_of_all is not None
+        return self.scope is Scope.INSTANCE and self._rank_of_all is not None
 
     def _gather_parts(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         """Fill `output`; exact, because each part is added to zeros, as integers."""
@@ -488,18 +519,18 @@ class LiveGroup(_Group):  # type: ignore[misc]
             entries = {
                 worker: _combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
             }
-        if self._scope is Scope.PIPELINE:
+        if self.scope is Scope.PIPELINE:
             is_large = tensor.nbytes > MOST_BYTES
             members = [Worker(0, member.rank) if is_large else member for member in self._members]
             return _combined([entries[peers.holder(member)] for member in members], op)
-        if op == ReduceOp.AVG and self._scope is Scope.HOSTS:
+        if op == ReduceOp.AVG and self.scope is Scope.HOSTS:
             return _combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
         return _combined(list(entries.values()), op)
 
     def _number(self, peers: Peers) -> int | None:
-        if self._scope in (Scope.HOSTS, Scope.INSTANCE):
+        if self.scope in (Scope.HOSTS, Scope.INSTANCE):
             return self._rank_of_all
-        if self._scope is Scope.ENDS:
+        if self.scope is Scope.ENDS:
             if peers.tied is None:
                 raise RunError(
                     "the embedding and the output layer share a weight, but the job has [model] tied = false; set it"
@@ -512,11 +543,11 @@ class LiveGroup(_Group):  # type: ignore[misc]
         """The tensor of each member; the entry of a dead member comes from the first live host of its stages."""
         if peers is None:
             return [tensor] * self.size()
-        if self._scope is Scope.ENDS:
+        if self.scope is Scope.ENDS:
             raise self._refusal(call)
-        if self._scope is Scope.TENSOR and self._tensor is not None:
+        if self.scope is Scope.TENSOR and self._tensor is not None:
             return self._tensor.gather_all(tensor)
-        if tensor.nbytes > MOST_BYTES and not self._is_instance_of_stage:
+        if tensor.nbytes > MOST_BYTES and not (self._is_instance_of_stage or self.scope is Scope.SAVERS):
             raise self._refusal(f"{call} of {tensor.nbytes:,} bytes, more than {MOST_BYTES:,},")
         by_worker = peers.gather(self._number(peers), tensor)
         entries = [by_worker[peers.holder(member)] for member in self._members]
@@ -527,7 +558,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def _refusal(self, call: str) -> RunError:
         members = f"ranks {' '.join(map(str, dist.get_process_group_ranks(self)))}"
-        return RunError(f"torch.distributed: {call} over {self._scope.value} ({members}) has no rule in a session")
+        return RunError(f"torch.distributed: {call} over {self.scope.value} ({members}) has no rule in a session")
 
 
 def _refused(call: str) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
+from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.profile.executed import executed
@@ -47,7 +48,7 @@ from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
@@ -81,6 +82,7 @@ class Session:
         loss: mean loss of all micro-batches of the last committed step; None before the first.
         step: the iteration that runs, or comes next.
         worker: this process's position in the job, such as 1.0.
+        world: the groups of this process.
     """
 
     def __init__(self, schedule: ScheduleSource | None = None) -> None:
@@ -93,7 +95,7 @@ class Session:
         shape = self.job.shape
         size = self._process.tensor_parallel
         tensor = TensorGroup(self._process.tensor_rank, size) if size > 1 else None
-        self._world = LiveWorld(self.worker, shape.pipelines, shape.ranks, tensor)
+        self.world = LiveWorld(self.worker, shape.pipelines, shape.ranks, tensor)
         self._script: Script | None = None
         self._hook: _SessionHook | None = None
         self._stages: ScriptStages
@@ -106,10 +108,19 @@ class Session:
     def loss(self) -> float | None:
         return None if self._hook is None else self._hook.loss
 
+    def is_finished(self) -> bool:
+        """Whether the run has committed its last step; SIGTERM to the agents makes the present step the last."""
+        return self._is_over or (self._hook is not None and self._hook.is_finished)
+
+    @property
+    def lacks_results(self) -> bool:
+        """Whether a worker may have died since the commit of the present step, and its results are lost."""
+        return self._hook is not None and self._hook.began_after >= self.step
+
     @property
     def is_saver(self) -> bool:
         """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
-        peers = self._world.present
+        peers = self.world.present
         return self.worker.pipeline == 0 if peers is None else peers.is_first_host(self.worker)
 
     @property
@@ -128,7 +139,7 @@ class Session:
 
         Inside an iteration it is the process's own: megatron-core looks for it among the members of groups.
         """
-        return self._world.acting_rank if self._is_in_script else self._world.rank
+        return self.world.acting_rank if self._is_in_script else self.world.rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
@@ -136,8 +147,8 @@ class Session:
         return self._process.transport.device_state()
 
     def __enter__(self) -> Self:
-        self._world.join()
-        self._world.recover = self._recover
+        self.world.join()
+        self.world.recover = self._recover
         share_random_generator()
         return self
 
@@ -148,11 +159,11 @@ class Session:
             self._process.end(str(error), REFUSED)
         if error is not None or self._script is None:
             return
-        if self.step < self.job.train.steps:
+        if not self.is_finished():
             raise RunError(
                 f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
             )
-        self._advance((self.job.train.steps, 0))
+        self._advance((self.job.train.steps, _REDUCED))
         self._process.finish(self._stages)
 
     # What the script calls.
@@ -182,30 +193,28 @@ class Session:
         process = self._process
         models = list(model) if isinstance(model, Sequence) else [model]
         self._script = Script(self.job, self.worker, models, optimizer, others, data)
-        self._stages = ScriptStages(self.job, self.worker, self._script, self._world, process.is_first)
+        self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
         hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
         updates = process.step_state(self._stages, step - 1)
         self.step = step
-        self._hook = _SessionHook(self._world, self._script, updates, self._script.is_sharded and not process.is_first)
+        self._hook = _SessionHook(self.world, self._script, updates, self._script.is_sharded and not process.is_first)
         hooks = [*hooks, self._hook, *process.trace()]
-        sent = schedule if self._world.rank == 0 else ""
-        self._pauses = process.main_loop(self._stages, updates, hooks, self._world.tensor, step - 1, sent).pauses()
+        sent = schedule if self.world.rank == 0 else ""
+        self._pauses = process.main_loop(self._stages, updates, hooks, self.world.tensor, step - 1, sent).pauses()
 
     def steps(self) -> Iterator[int]:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
         self._require_script()
-        while True:
+        while not self.is_finished():
             self._advance((self.step, _NEXT))
-            if self._is_over:
+            if self.is_finished():
                 return
             self.step = self._at[0]
-            self._world.begin_step(self.step)
+            self.world.begin_step(self.step)
             yield self.step
             if self._at < (self.step, _STEPPED):
                 raise RunError(f"step {self.step}: the script did not call optimizer_step")
             self.step += 1
-            if self.step >= self.job.train.steps:
-                return
 
     def forward_backward(
         self,
@@ -261,7 +270,7 @@ class Session:
         `data` is as for `attach`, and is called again in each evaluation.
         """
         script, results = self._require_script(), list[Any]()
-        if self._world.is_alone or self._at[1] == _REDUCED:
+        if self.world.is_alone or self._at[1] == _REDUCED:
             raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
@@ -280,7 +289,7 @@ class Session:
             peers.gather(None, torch.zeros(1))  # all have finished, or all run it again
             return []
 
-        self._world.complete(None, run)
+        self.world.complete(None, run)
 
     def save_profile(self, path: str | Path) -> None:
         """Write the times and bytes of the run so far as a profile, for `[times] profile`, in the first live process.
@@ -303,7 +312,7 @@ class Session:
 
     def set_alone(self, is_alone: bool) -> None:
         """Let this process answer its collectives alone, as before `steps()`: others do not make them."""
-        self._world.is_alone = is_alone
+        self.world.is_alone = is_alone
 
     # The main loop.
 
@@ -318,11 +327,11 @@ class Session:
 
     @contextmanager
     def _outside_script(self) -> Iterator[None]:
-        self._is_in_script, self._world.recover = False, None
+        self._is_in_script, self.world.recover = False, None
         try:
             yield
         finally:
-            self._is_in_script, self._world.recover = True, self._recover
+            self._is_in_script, self.world.recover = True, self._recover
 
     def _end(self, end: StopIteration) -> None:
         """The main loop has ended, after the last step or because this process leaves the run."""
@@ -341,13 +350,13 @@ class Session:
         if self._is_over:
             raise RunError(f"a collective after the end of the run: {error}")
         with self._outside_script():
-            if self._world.peers is not None:
+            if self.world.peers is not None:
                 try:
                     self._take(self._pauses.throw(error))
                 except StopIteration as end:
                     self._end(end)
-                    raise RunError("a worker has died after the last step, before the script has ended") from None
-        self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at
+                    raise RunError("the run has ended before the script") from None
+        self._at = min(self._at, (target[0], -1)) if self.world.peers is None else self._at
         self._advance(target)
 
     def _require_script(self) -> Script:
@@ -401,14 +410,15 @@ class _SessionHook(IterationHook):
         self._world, self._script, self._updates, self._lacks = world, script, updates, lacks
         self._receivers: list[Worker] = []
         self.loss: float | None = None
+        self.is_finished, self.began_after = False, -1
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Called with every commit that this process learns of."""
         if commit is not None:
-            self.loss = commit.loss
+            self.loss, self.is_finished = commit.loss, commit.finished
 
     def begin_generation(self, generation: Generation) -> None:
-        schedule: Schedule = generation.schedule
+        self._generation, schedule, self.began_after = generation, generation.schedule, generation.record.committed
         tied = schedule.shape.stages if schedule.ties else None
         transport: Any = generation.transport
         peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied, self._script.shards)
@@ -449,6 +459,13 @@ class _SessionHook(IterationHook):
 
     def rolled_back(self, committed: int) -> None:
         self._script.rolled_back(committed)
+
+    def after_iteration(self, iteration: int, is_last: bool) -> None:
+        """After the last iteration, wait until the script has ended in all processes."""
+        generation = self._generation
+        if is_last and generation.committed(iteration).evaluate:
+            generation.commits.report_evaluation(iteration, evaluation_report([]))
+            generation.commits.evaluated(iteration)
 
     def end_generation(self) -> None:
         self._world.peers = None

@@ -25,6 +25,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,13 @@ from recycle.job import Job
 from recycle.megatron.own_loop import Session, session
 from recycle.megatron.peers import Peers
 from recycle.megatron.without_gpu import without_gpu
-from recycle.megatron_versions import adam_steps_kept, installed_versions, optimizer_parts, parallel_rank
+from recycle.megatron_versions import (
+    adam_steps_kept,
+    installed_versions,
+    optimizer_parts,
+    parallel_rank,
+    replaced,
+)
 
 _REFUSED = (
     *(
@@ -46,7 +53,14 @@ _REFUSED = (
         "data_parallel_random_init",
         "decrease_batch_size_if_needed",
     ),
-    *("exit_duration_in_mins", "exit_interval", "exit_signal_handler", "full_validation", "hybrid_context_parallel"),
+    *(
+        "dist_ckpt_optim_fully_reshardable",
+        "exit_duration_in_mins",
+        "exit_interval",
+        "exit_signal_handler",
+        "full_validation",
+        "hybrid_context_parallel",
+    ),
     *("inprocess_restart", "iterations_to_skip", "moe_use_upcycling", "multiple_validation_sets"),
     *("non_persistent_save_interval", "perform_rl_step", "phase_transition_iterations", "rampup_batch_size"),
     *("save_dgrads_interval", "save_wgrads_interval", "skip_train", "use_megatron_fsdp", "use_torch_fsdp2"),
@@ -102,8 +116,11 @@ def require_fit(script: str, args: Any, job: Job) -> None:
         value = getattr(args, settings[0])
         option = f"--{settings[0].replace('_', '-')} {'' if value is True else value}".strip()
         raise RunError(f"{script}: {option}: is not supported in a session; remove it")
-    if args.save is not None and args.ckpt_format != "torch":
-        raise RunError(f"{script}: --ckpt-format {args.ckpt_format}: a session saves the format torch only; state it")
+    if args.save is not None and args.ckpt_format not in ("torch", "torch_dist"):
+        formats = "a session saves the formats torch and torch_dist; state one of them"
+        raise RunError(f"{script}: --ckpt-format {args.ckpt_format}: {formats}")
+    if args.save is not None and args.ckpt_format == "torch_dist" and importlib.util.find_spec("psutil") is None:
+        raise RunError(f"{script}: --ckpt-format torch_dist: megatron-core needs psutil to save; install it")
 
 
 class Samples:
@@ -220,7 +237,11 @@ class _Pretraining:
         self._compile_helpers = dataset_utils.compile_helpers
         dataset_utils.compile_helpers = lambda: None  # it is rank 0's in Megatron; see `_alone`
         own_rank = torch.distributed.get_rank
-        torch.distributed.get_rank = lambda group=None: own_rank(group) if group is not None else self._rank()
+
+        def get_rank(group: Any = None) -> int:
+            return self._rank() if group is None else group.rank() if hasattr(group, "rank") else own_rank(group)
+
+        torch.distributed.get_rank = get_rank
         if not torch.cuda.is_available():
             initialize_megatron = training.initialize_megatron
             training.initialize_megatron = lambda *given, **named: initialize_megatron(
@@ -254,6 +275,7 @@ class _Pretraining:
             create_gloo_process_groups=any(getattr(args, name, False) for name in _GLOO),
         )
         self._initialize_distributed(embedding_ranks, position_embedding_ranks, *others, **named)
+        args.ckpt_fully_parallel_save = args.ckpt_fully_parallel_load = False  # each stage by its first live host
         if self._session.copies_state:
             args.load = args.pretrained_checkpoint = None
 
@@ -346,9 +368,14 @@ class _Pretraining:
             return stepped
 
         stepped_scheduler = SimpleNamespace(step=lambda increment: None)
-        return self._originals["train_step"](
+        result = self._originals["train_step"](
             forward_step, data, model, _Optimizer(optimizer, step), stepped_scheduler, *others, **named
         )
+        if current.lacks_results and list(result[0]) == ["lm loss"]:
+            result[0]["lm loss"] = torch.tensor(current.loss)
+        if current.is_finished():
+            args.train_iters = current.step + 1
+        return result
 
     def training_log(self, *arguments: Any, is_first_iteration: bool = False, **named: Any) -> Any:
         """Megatron logs its first iteration with collectives, which peers of a returning process do not make."""
@@ -382,24 +409,82 @@ class _Pretraining:
 
     def load_checkpoint(self, model: Any, optimizer: Any, *others: Any, **named: Any) -> Any:
         # Rank 0 reads the state of all ranks.
-        with torch.no_grad(), adam_steps_kept(optimizer), _ranked(optimizer, 0):
+        groups = _groups_of(optimizer) if self._is_torch else []
+        with (
+            torch.no_grad(),
+            adam_steps_kept(optimizer),
+            _ranked(0, groups),
+            _shards_loaded_alone(self._parts(optimizer)),
+        ):
             return self._originals["load_checkpoint"](model, optimizer, *others, **named)
 
-    def save_checkpoint(self, iteration: int, model: Any, optimizer: Any, *others: Any, **named: Any) -> None:
-        def save(peers: Peers) -> None:
-            with _ranked(optimizer, int(not self._session.is_saver)):
-                self._originals["save_checkpoint"](iteration, model, optimizer, *others, **named)
+    def _parts(self, optimizer: Any) -> list[Any]:
+        """Of a distributed optimizer; [] of another one."""
+        return optimizer_parts(optimizer) if self._training.get_args().use_distributed_optimizer else []
 
-        self._session.repeat_together(save)
+    @property
+    def _is_torch(self) -> bool:
+        """Whether checkpoints are of the format `torch`, and not `torch_dist`."""
+        return bool(self._training.get_args().ckpt_format == "torch")
+
+    def save_checkpoint(self, iteration: int, model: Any, optimizer: Any, *others: Any, **named: Any) -> None:
+        from megatron.core import parallel_state
+
+        current, original = self._session, partial(self._originals["save_checkpoint"], iteration, model, optimizer)
+
+        def save(peers: Peers) -> None:
+            if self._is_torch:
+                with _ranked(int(not current.is_saver), _groups_of(optimizer)):
+                    original(*others, **named)
+                return
+            groups = [parallel_state.get_data_parallel_group(with_context_parallel=has) for has in (False, True)]
+            with current.world.only_savers() as self._acts_as, ExitStack() as stack:
+                if self._acts_as is not None:
+                    stack.enter_context(_ranked(current.worker.pipeline % peers.shards, groups))
+                    for part in self._parts(optimizer):  # which may be of another instance
+                        stack.enter_context(replaced(part, "distributed_optimizer_instance_id", 0))
+                    original(*others, **named)
+
+        try:
+            current.repeat_together(save)
+        finally:
+            self._acts_as = None
 
 
 @contextmanager
-def _ranked(optimizer: Any, rank: int) -> Iterator[None]:
-    """Give this process a rank among the hosts of a stage, of which rank 0 reads and writes checkpoints."""
+def _shards_loaded_alone(parts: Sequence[Any]) -> Iterator[None]:
+    """Let this process read its shards of a `torch_dist` checkpoint without others, inside the block.
+
+    megatron-core's distributed optimizer needs the state before torch's Adam creates it in its first step.
+    """
+    from megatron.core import dist_checkpointing
+    from torch.distributed import checkpoint
+
+    for inner in (part.optimizer for part in parts):
+        for group in inner.param_groups if isinstance(inner, torch.optim.Adam) and not inner.state else ():
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
+    owners: tuple[tuple[Any, str, dict[str, bool]], ...] = (
+        (dist_checkpointing, "load", {"validate_access_integrity": False}),
+        (checkpoint, "load_state_dict", {"no_dist": True}),
+    )
+    with ExitStack() as stack:
+        for owner, name, options in owners:
+            stack.enter_context(replaced(owner, name, partial(getattr(owner, name), **options)))
+        yield
+
+
+def _groups_of(optimizer: Any) -> list[Any]:
+    names = ("data_parallel_group", "data_parallel_group_gloo")
+    return [getattr(part, name, None) for part in optimizer_parts(optimizer) for name in names]
+
+
+@contextmanager
+def _ranked(rank: int, groups: Sequence[Any]) -> Iterator[None]:
+    """Give this process a rank in groups of hosts of a stage, of which rank 0 reads and writes checkpoints."""
     from megatron.core import parallel_state
 
-    names = ("data_parallel_group", "data_parallel_group_gloo")
-    groups: list[Any] = [getattr(part, name, None) for part in optimizer_parts(optimizer) for name in names]
     with ExitStack() as stack:
         name = "get_expert_data_parallel_rank"
         stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))

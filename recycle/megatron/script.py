@@ -45,9 +45,8 @@ from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import (
     forget_gradient_groups,
     gradient_buffers,
-    inner_optimizers,
     loop_groups,
-    loss_scalers,
+    optimizer_parts,
     reset_gradients,
     without_sync,
 )
@@ -453,6 +452,16 @@ class Script:
             optimizer.load_state_dict(state)
             for parameter, source in zip(_parameters_of(optimizer), parameters, strict=True):
                 _detached(parameter).copy_(source)
+
+
+def loss_scalers(optimizer: Any) -> list[Any]:
+    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
+    return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
+    return [part.optimizer for part in optimizer_parts(optimizer)]
 
 
 def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:

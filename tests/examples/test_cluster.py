@@ -171,23 +171,16 @@ def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle: Path, tmp_
     assert (tmp_path / "password").read_text().strip() not in (tmp_path / "etcdctl.calls").read_text()
 
 
-@pytest.mark.parametrize("starts", [0, 2])
-def test_slurm_begins_a_run_at_each_start_of_your_own_script(starts: int, tmp_path: Path) -> None:
-    write_command(tmp_path / "bin", "srun", 'echo "$RECYCLE_ID" "$@" >called')
-    environment = {
-        **{
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "SLURM_JOB_ID": "7",
-            "RECYCLE_STORE": "etcd://head:2379",
-        },
-        **({"SLURM_RESTART_COUNT": str(starts)} if starts else {}),
-    }
-    subprocess.run(
-        ["bash", FOLDER / "slurm.sh", "--", "python", "a b.py"], cwd=tmp_path, env=environment, check=True, timeout=60
-    )
-    identity, *words = (tmp_path / "called").read_text().split(maxsplit=1)
-    assert identity == f"7-{starts}"
-    assert words[0].endswith(f"--run {tmp_path}/runs/7-{starts} --resume -- python a b.py\n")
+@pytest.mark.parametrize(("code", "requeues"), [(0, False), (1, False), (75, True)])
+def test_slurm_requeues_your_own_script_after_the_loss_of_a_stage(code: int, requeues: bool, tmp_path: Path) -> None:
+    write_command(tmp_path / "bin", "srun", f'echo "$@" >called; exit {code}')
+    write_command(tmp_path / "bin", "scontrol", 'echo "$*" >requeued')
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SLURM_JOB_ID": "7", "RECYCLE_STORE": "etcd://head:2379"}
+    command = ["bash", FOLDER / "slurm.sh", "--", "python", "a b.py"]
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=60).returncode == code
+    assert (tmp_path / "called").read_text().endswith(f"--run {tmp_path}/runs/7 --resume -- python a b.py\n")
+    assert (tmp_path / "requeued").exists() == requeues
 
 
 @pytest.mark.soak

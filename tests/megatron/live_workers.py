@@ -43,6 +43,9 @@ class LiveWorkers(WarmPool):
     def results(self, live: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         return self._ask(live, "collect")
 
+    def saved(self, live: Sequence[Worker]) -> dict[Worker, list[Any]]:
+        return self._ask(live, "save")
+
     def sum_between_iterations(self, live: Sequence[Worker], interrupted: Worker) -> dict[Worker, Any]:
         """Have all sum their ranks, and form the next generation: one of them before it has the result."""
         self.generation += 1
@@ -143,6 +146,21 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         world.recover = None
         return found
 
+    def save() -> list[Any]:
+        """What a process that saves hears from the others that do; [] in other processes."""
+        found: list[Any] = []
+        world.calling = world.peers
+        with world.only_savers() as number:
+            if number is not None:
+                names: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(names, str(own))
+                sent = [f"for {rank}" for rank in range(len(names))] if number == 0 else None
+                dist.scatter_object_list(received := [None], sent)
+                dist.barrier()
+                found = [dist.get_rank(), names, *received]
+        world.calling = None
+        return found
+
     def answer(request: str, *arguments: Any) -> Any:
         if request == "die":
             os.kill(os.getpid(), 9)
@@ -152,6 +170,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             "interrupted": interrupted,
             "continued": continued,
             "collect": lambda: _collect(groups, own),
+            "save": save,
         }[request](*arguments)
 
     return answer

@@ -103,6 +103,16 @@ def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: Li
     require_rules(workers, ALL)
 
 
+def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers: LiveWorkers) -> None:
+    live = [worker for worker in ALL if worker != Worker(0, 0)]
+    workers.form(live)
+    found, savers = workers.saved(live), [Worker(1, 0), Worker(0, 1), Worker(0, 2)]
+    for number, worker in enumerate(savers):
+        assert found.pop(worker) == [number, list(map(str, savers)), f"for {number}"]
+    assert list(found.values()) == [[], []]
+    require_rules(workers, ALL)
+
+
 def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers: LiveWorkers) -> None:
     workers.form(ALL)
     workers.kill_inside("all_reduce of all", ALL)

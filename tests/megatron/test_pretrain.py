@@ -32,8 +32,11 @@ ARGUMENTS = (
     " --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion"
     " --attention-softmax-in-fp32 --tokenizer-type NullTokenizer"
     " --vocab-size 127 --mock-data --num-workers 0 --log-interval 1 --eval-interval 2 --eval-iters 1"
-    " --distributed-backend gloo --ckpt-format torch --save-interval 2"
+    " --distributed-backend gloo --save-interval 2"
 ).split()
+
+
+SHARDED = "--use-distributed-optimizer --num-distributed-optimizer-instances 2"
 
 
 def installed_script() -> Path | None:
@@ -75,21 +78,33 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("optimizer", ["", "--use-distributed-optimizer --num-distributed-optimizer-instances 2"])
+@pytest.mark.parametrize(
+    ("optimizer", "form"),
+    [
+        ("", "torch_dist"),
+        (SHARDED, "torch"),
+        *(pytest.param(*values, marks=pytest.mark.soak) for values in (("", "torch"), (SHARDED, "torch_dist"))),
+    ],
+)
 def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
-    optimizer: str, script: Path, servers: dict[str, object], tmp_path: Path
+    optimizer: str, form: str, script: Path, servers: dict[str, object], tmp_path: Path
 ) -> None:
-    server, saved, options = servers["gpt"], tmp_path / "saved", tuple(optimizer.split())
+    server, saved = servers["gpt"], tmp_path / "saved"
+    options = *optimizer.split(), "--ckpt-format", form
     calm = pretrain(server, script, tmp_path / "calm", options=options)
-    faults = "kill:0.0@1.backward", "kill:1.1@3.reduce", "rejoin:0.0@3", "rejoin:1.1@5"
+    faults = "kill:0.0@1.backward", "kill:1.1@3.commit", "rejoin:0.0@3", "rejoin:1.1@5", "kill:0.1@5.stepped"
     result = pretrain(server, script, tmp_path / "run", *faults, options=(*options, "--save", str(saved)))
     assert result.losses == calm.losses
-    assert result.digests == calm.digests
+    assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "1.0", "1.1")}
     printed, stand_in = logged(calm, "1.1"), logged(result, "0.1")  # which prints while 1.1 is dead
+    returned = logged(result, "1.1")
+    assert list(returned)[-3:] == list(printed)[-3:]  # up to the test after the last save
+    assert returned == pytest.approx({what: printed[what] for what in returned}, rel=1e-6)
     assert len(printed) == STEPS + STEPS // 2 + 2
-    assert len(stand_in) >= 2
+    assert {"iteration        4/", "iteration        5/"} <= stand_in.keys()
     assert stand_in == pytest.approx({what: printed[what] for what in stand_in}, rel=1e-6)
-    assert len(list(saved.glob("iter_*/*/model_optim_rng.pt"))) == STEPS // 2 * 2
+    parts = "iter_*/*/model_optim_rng.pt" if form == "torch" else "iter_*/__[01]_0.distcp"
+    assert len(list(saved.glob(parts))) == STEPS // 2 * 2
     (saved / "latest_checkpointed_iteration.txt").write_text("2")
     again = pretrain(server, script, tmp_path / "again", options=(*options, "--load", str(saved)))
     assert again.losses == calm.losses[2:]
@@ -105,7 +120,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
         ({"train_iters": None, "train_samples": 80}, r"iterations 5, .* \[train\] steps = 6"),
         ({"rampup_batch_size": [4, 4, 64]}, "--rampup-batch-size"),
         ({"dataloader_type": "external"}, "--dataloader-type external"),
-        ({"save": "folder"}, "--ckpt-format torch_dist"),
+        ({"save": "folder", "ckpt_format": "torch_dcp"}, "--ckpt-format torch_dcp"),
     ],
 )
 def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any], named: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError, RunError
 from recycle.exec.faults.faults import parse_fault, punish
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Compute
 from recycle.ir.schedule import Schedule
@@ -53,11 +56,25 @@ def job(
     )
 
 
+class _Stopping(Observer):
+    """Asks the run to end, as SIGTERM does, when a step is committed."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step, self.stop = step, threading.Event()
+
+    def committed(self, line: dict[str, Any]) -> None:
+        if line["step"] == self._step:
+            self.stop.set()
+
+
 @pytest.fixture(scope="module")
 def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survive]:
     """Run the script: survive(job, "kill:1.1@3", ..., "--option")."""
 
-    def run(described: Job, *arguments: str, steps: int = STEPS, script: Path = SCRIPT) -> RunResult:
+    def run(
+        described: Job, *arguments: str, steps: int = STEPS, script: Path = SCRIPT, stop_at: int | None = None
+    ) -> RunResult:
+        stopping = _Stopping(stop_at)
         faults = [parse_fault(argument) for argument in arguments if not argument.startswith("-")]
         options = [argument for argument in arguments if argument.startswith("-")]
         result = train(
@@ -66,6 +83,8 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
             steps=steps,
             faults=faults,
             planner=plan_for_training,
+            observer=stopping,
+            stop=stopping.stop,
             server=servers["gpt"],  # type: ignore[arg-type]
             command=[
                 sys.executable,
@@ -286,12 +305,10 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     (tmp_path / "job.toml").write_text(job().to_toml())
     recycle = Command(capsys)
     faults = "kill:1.1@1", "kill:0.1@3", "kill:0.0@4.stepped", "kill:1.0@4.stepped"  # the last: between two steps
+    start = "agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS
+    script = "--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"
     with warm_children():
-        ended = recycle(
-            *("agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS, "--restarts", 1),
-            *(word for fault in faults for word in ("--fault", fault)),
-            *("--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"),
-        )
+        ended = recycle(*(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script)
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
     assert "stage 1 has no live host left after step 2" in ended.out
     assert "stage 0 has no live host left after step 4" in ended.err
@@ -302,6 +319,13 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     assert [event["step"] for event in events_of(tmp_path / "run", "restored")] == [3]
     survivor = (tmp_path / "run" / "logs" / "1.0.log").read_text()
     assert "worker 1.0 leaves the run: stage 1 has no live host left" in survivor
+    with warm_children():  # as a scheduler does after exit code 75
+        ended = recycle(*start, "--resume", *script)
+    assert ended.status == 0, ended.err
+    metrics = lines_of(tmp_path / "run", "metrics")
+    assert [line["step"] for line in metrics] == list(range(STEPS))
+    assert [line["loss"] for line in metrics] == calm.losses
+    assert [event["step"] for event in events_of(tmp_path / "run", "restored")] == [3, 4]
 
 
 def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
@@ -318,6 +342,15 @@ def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
     saved = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     all_parts = {f"iter_{step:07d}/rank_{rank:03d}.pt" for step in range(STEPS) for rank in range(2)}
     assert all_parts - saved <= {"iter_0000002/rank_000.pt"}  # which it may not have written before it died
+
+
+def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive: Survive) -> None:
+    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}",)
+    result = survive(job(), *options, script=script, stop_at=1)
+    assert result.ended_early
+    assert 2 <= len(result.losses) < STEPS
+    assert len(logged(result, "1.1", "test")) == 1  # after the loop
+    assert len(result.digests) == 4
 
 
 def logged(result: RunResult, worker: str, what: str) -> list[float]:
@@ -383,3 +416,14 @@ def test_a_process_without_an_agent_has_no_session() -> None:
 
     with pytest.raises(RunError, match="start the script with: recycle agent JOB -- python SCRIPT"):
         session()
+
+
+@pytest.mark.parametrize("phase", ["step", pytest.param("stepped", marks=pytest.mark.soak)])
+def test_survivors_end_the_script_after_a_death_in_the_last_step(survive: Survive, calm: RunResult, phase: str) -> None:
+    options = "--dropout=0.1", "--evaluate=5"  # after steps 0 and 5
+    whole = survive(job(), *options)
+    result = survive(job(), f"kill:1.1@5.{phase}", *options)
+    assert result.losses == calm.losses
+    assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
+    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(whole, "0.1", EVALUATION), rel=1e-6)
+    assert result.digests == {worker: whole.digests[worker] for worker in ("0.0", "0.1", "1.0")}

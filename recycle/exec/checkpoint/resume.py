@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ class ResumePoint:
     """An earlier part of a run, up to the checkpoint.
 
     Attributes:
+        checkpoint: None if the user's script loads its own.
         generation: the last one.
         seconds: duration of the earlier part.
         warnings: oddities that do not prevent resuming.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
     generation: int
@@ -91,15 +92,23 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
         _require_order(path, job, before)
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
         warnings.append(f"settings differ from the original run: {difference}")
-    return ResumePoint(
-        newest,
-        metrics[: max(0, manifest.step + 1 - begin)],
-        events,
-        int(max((_number(event, "generation") for event in events), default=0)),
-        max((_number(line, "time") for line in [*events, *metrics]), default=0.0),
-        before.shape,
-        warnings,
-    )
+    point = _part(before, metrics, events)
+    return replace(point, checkpoint=newest, metrics=metrics[: max(0, manifest.step + 1 - begin)], warnings=warnings)
+
+
+def find_script_part(path: Path) -> ResumePoint | None:
+    """What a run directory holds of a user's script, which loads its own checkpoint; None if it holds no run."""
+    metrics = path / "metrics.jsonl"
+    if not metrics.is_file():
+        return None
+    events = [event for _, event in read_lines(path / "events.jsonl")]
+    return _part(Job.of_run(path), whole_metrics(metrics), events)
+
+
+def _part(job: Job, metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> ResumePoint:
+    generation = int(max((_number(event, "generation") for event in events), default=0))
+    seconds = max((_number(line, "time") for line in [*events, *metrics]), default=0.0)
+    return ResumePoint(None, metrics, events, generation, seconds, job.shape)
 
 
 def find_optional_resume_point(path: Path, job: Job, steps: int, text_digest: str | None) -> ResumePoint | None:

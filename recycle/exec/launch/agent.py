@@ -354,7 +354,7 @@ class _Agent:
             self.give_up_role()
 
     def _forget_run(self) -> None:
-        """A run that ended early keeps in etcd what agents need to continue, once a step is committed."""
+        """A run that ended early keeps in etcd what agents need to continue from its own checkpoint."""
         server = self._server
         if server is None:
             return
@@ -363,6 +363,7 @@ class _Agent:
         with contextlib.suppress(RunError):
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
-            keeps = self._outcome == ENDED_EARLY and runtime.record.commit is not None
+            has_state = runtime.record.commit is not None and not self._request.command
+            keeps = self._outcome == ENDED_EARLY and has_state
             self._election.erase(runtime.leader.resumable_cursor() if keeps else None)
         remove_address(self._directory.path)

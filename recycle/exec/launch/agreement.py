@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from recycle.errors import JobError
-from recycle.exec.checkpoint.resume import find_optional_resume_point, holds_steps
+from recycle.exec.checkpoint.resume import holds_steps
 from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
@@ -56,9 +56,7 @@ def open_agreed_directory(
                     f"{path}: holds another run, which etcd does not have; start all agents with --resume to"
                     " continue it, or choose another --run directory"
                 )
-            earlier = (
-                find_optional_resume_point(path, request.job, request.steps, request.text_digest) if resume else None
-            )
+            earlier = request.earlier_part(path) if resume else None
             if earlier is not None:
                 own = msgspec.structs.replace(own, started=own.started - earlier.seconds)
             directory = RunDirectory(path, request.job, earlier, own, lock)

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.exec.checkpoint.resume import find_resume_point
+from recycle.exec.checkpoint.resume import find_resume_point, find_script_part
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.request import request_run
@@ -113,7 +113,8 @@ def train(
             planner of `recycle train` if neither a schedule nor a planner is given.
         observer: is called with commits and events.
         server: forks the workers; None for a new fork server. Several runs may share a server, to import once.
-        resume: resume from the newest complete checkpoint of the run directory, in this job's shape.
+        resume: resume from the newest complete checkpoint of the run directory, in this job's shape; with `command`
+            from the script's own, and from the beginning if there is no run.
         model, data, loss, evaluation: your own functions, at the top of a module, as `[model] provider`, `[data]
             provider`, `[train] loss` and `[eval] data.provider` name them (see docs/guides/models.md).
         stop: when set, the run ends with the present or next iteration, and a checkpoint of its state.
@@ -148,7 +149,10 @@ def train(
             closing.callback(forks.close)
         request = request.checked_by(forks, processes_here)
         require_open_files(processes_here, processes_here)
-        earlier = find_resume_point(Path(directory), job, request.steps, request.text_digest) if resume else None
+        earlier = None
+        if resume:
+            path, digest = Path(directory), request.text_digest
+            earlier = find_script_part(path) if command else find_resume_point(path, job, request.steps, digest)
         run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:

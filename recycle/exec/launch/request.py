@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
 from recycle.errors import JobError, RunError
+from recycle.exec.checkpoint.resume import ResumePoint, find_optional_resume_point, find_script_part
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.trackers import Observer, require_packages
@@ -78,6 +80,12 @@ class RunRequest:
     @property
     def hosts(self) -> Hosts:
         return Hosts.at_start(self.job, self.schedule)
+
+    def earlier_part(self, path: Path) -> ResumePoint | None:
+        """What a run directory holds of this run; None for a run that begins. Raises JobError."""
+        if self.command:
+            return find_script_part(path)
+        return find_optional_resume_point(path, self.job, self.steps, self.text_digest)
 
     def fork_server(self) -> ForkServer:
         """Start a server that forks this run's workers."""

@@ -14,7 +14,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.agent.node_agent import StandingOrders
 from recycle.exec.checkpoint.completion import CheckpointCompletion
-from recycle.exec.checkpoint.resume import ResumePoint, find_optional_resume_point
+from recycle.exec.checkpoint.resume import ResumePoint
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_address import resume_command
@@ -43,6 +43,7 @@ from recycle.exec.leader.actions import (
     Waiting,
 )
 from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.plans import first_plan
 from recycle.exec.leader.state import PlannedFault, RunDescription
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
@@ -105,7 +106,15 @@ class LeaderRuntime:
         self.over = False
         self.digests: Mapping[str, Mapping[int, str]] = {}
         directory.warn = self._warn
-        self._plans = PlanService(job, request.planner, directory.plans, directory.profiles, waker, request.schedule)
+        self._plans = PlanService(
+            job,
+            request.planner,
+            directory.plans,
+            directory.profiles,
+            waker,
+            request.schedule,
+            bool(request.command and first_plan(job)),
+        )
         self._judged_at = self._alive_sent_at = 0.0
         self._checkpoints = CheckpointCompletion(
             job, directory.checkpoints, request.text_digest, directory.has_metrics_of, waker.wake
@@ -144,21 +153,24 @@ class LeaderRuntime:
 
     def start_run(self, earlier: ResumePoint | None = None) -> None:
         """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
-        checkpoint, generation = None, 0
+        begin = Begin(kept=self._checkpoints.kept())
         if earlier is not None:
             for warning in earlier.warnings:
                 self._warn(warning)
-            manifest, generation = earlier.checkpoint.manifest, earlier.generation
-            has_metrics = self._directory.has_metrics_of(manifest.step)
-            checkpoint = StoredCheckpoint(manifest.step, manifest.commit, has_metrics)
-        self._take(Begin(checkpoint=checkpoint, generation=generation, kept=self._checkpoints.kept()))
+            begin = msgspec.structs.replace(begin, generation=earlier.generation, committed=len(earlier.metrics) - 1)
+            if earlier.checkpoint is not None:
+                manifest = earlier.checkpoint.manifest
+                has_metrics = self._directory.has_metrics_of(manifest.step)
+                begin = msgspec.structs.replace(
+                    begin, checkpoint=StoredCheckpoint(manifest.step, manifest.commit, has_metrics)
+                )
+        self._take(begin)
         self._start_trackers()
 
     def take_over(self, node: int, record: GenerationRecord | None, cursor: Cursor | None) -> None:
         """Continue from another leader's register, or start the run if it is empty; call before the first tick."""
         if record is None:
-            asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
-            self.start_run(find_optional_resume_point(*asked) if self._directory.resumes else None)
+            self.start_run(self._request.earlier_part(self._directory.path) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
         kept = [state for part in (record, cursor) if part is not None for state in (part.verified, part.candidate)]

@@ -96,7 +96,7 @@ class Begin(Value):
         plan: the record's plan, prepared again; None if the plan file is missing.
         hosts: hash of each plan that the register names -> hosts.
         checkpoint: the checkpoint to resume from.
-        generation: the last generation of the previous part of the run.
+        generation, committed: the last generation and step of the previous part of a script's run.
         kept: steps of the complete checkpoints.
     """
 
@@ -107,6 +107,7 @@ class Begin(Value):
     hosts: Mapping[str, Hosts] = {}
     checkpoint: StoredCheckpoint | None = None
     generation: int = 0
+    committed: int = -1
     kept: frozenset[int] = frozenset()
 
 

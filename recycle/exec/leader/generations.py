@@ -211,9 +211,10 @@ class Generations(Forming):
         result = evaluate(self.record.committed, reports)
         self.change(evaluated=result)
         self.tell(EvaluationResult(self.record.generation, result))
-        # A step that was rolled back has no line.
-        line = self._line if self._line.get("step") == result.step else self._metrics_line()
-        self.put(Line(self.lines.with_evaluation(line, self.now, result.loss)))
+        if not self.script_ends:
+            # A step that was rolled back has no line.
+            line = self._line if self._line.get("step") == result.step else self._metrics_line()
+            self.put(Line(self.lines.with_evaluation(line, self.now, result.loss)))
         self.lines.start_pipeline(self.now)
         self._after_commit()
         return True
@@ -250,11 +251,13 @@ class Generations(Forming):
     def _note_commit(self) -> None:
         line = self._metrics_line()
         self.checkpoints.committed(self.commit, self.record, self.holdings.hosts)
-        if self.record.is_evaluation_due:
+        is_due, ends = self.record.is_evaluation_due, self.script_ends
+        if is_due and not ends:
             self._line = line
-            self.put(Waiting(f"the evaluation after step {self.commit.step}"))
         else:
             self.put(Line(line))
+        if is_due:
+            self.put(Waiting("the end of the script" if ends else f"the evaluation after step {self.commit.step}"))
 
     def _metrics_line(self) -> dict[str, Any]:
         return self.lines.line(self.now, self.commit, self.record, len(self.live), self.plans.compute)
@@ -308,7 +311,8 @@ class Generations(Forming):
             last=step if is_announced else min([self._last, *ends]),
             finished=is_last,
             checkpoint=self.checkpoints.due(step, is_last),
-            evaluate=self.job.is_evaluated(step, step + 1 >= self.run.steps),
+            # A script evaluates and saves after its last step; its end is waited for as an evaluation.
+            evaluate=is_last if self.run.is_script else self.job.is_evaluated(step, step + 1 >= self.run.steps),
         )
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:

@@ -153,6 +153,8 @@ class Leader(Generations):
             self._can_restore = True
         elif begin.checkpoint is not None:
             self._resume(begin.checkpoint, begin.generation)
+        else:
+            self.record = GenerationRecord(begin.generation, [], {}, "", committed=begin.committed)
         self.expect_rejoins()
         if begin.record is None and train.sharded_optimizer and train.optimizer_copies == 1:
             self._warn_of_single_copies()
@@ -228,7 +230,7 @@ class Leader(Generations):
             for worker in sorted(live):
                 process = self.processes[worker]
                 if process.generation != record.generation:
-                    has_state = record.committed >= 0 or record.script_starts
+                    has_state = record.committed >= 0 or self._may_load
                     self.start_process(worker, record.committed if has_state else None)
                 elif process.how is not None:
                     self._fail_to_start(worker, process.how)
@@ -251,6 +253,11 @@ class Leader(Generations):
             self._waits_for = waits_for
             self.put(Waiting(f"{waits_for} to start"))
 
+    @property
+    def _may_load(self) -> bool:
+        """Whether the run continues from what the user's script loads."""
+        return self.run.is_script and self.record.generation > 0
+
     def _begin_after_loaded(self) -> None:
         """Begin after the iteration of the states that the user's scripts have loaded, if they have loaded one."""
         steps = {worker: self.processes[worker].at for worker in sorted(self.live)}
@@ -259,7 +266,7 @@ class Leader(Generations):
             if other != at:
                 starts = f"workers {first} and {worker} begin with steps {at + 1} and {other + 1}"
                 raise RunError(f"{starts}; load one checkpoint in all processes")
-        if self.record.script_starts:
+        if self._may_load:
             self.put(Rewind(at))
             self._log_restored(at, "the script's checkpoint" if at >= 0 else "the script's initial state")
         elif at < 0:
@@ -280,7 +287,7 @@ class Leader(Generations):
 
     def _start_restore(self, lost: StageLost, alive: Collection[Worker]) -> None:
         self._can_restore, self._waits_for = True, ""
-        is_script, seconds = self.run.script_restarts is not None, self.limits.rejoin_deadline
+        is_script, seconds = self.run.is_script, self.limits.rejoin_deadline
         killed_at = self.now + min(END_SECONDS, seconds / 2) if is_script else self.now
         self._restore = _Restore(lost, set(alive), self.now + seconds, killed_at)
         for worker in sorted(alive) if is_script else ():
@@ -307,7 +314,7 @@ class Leader(Generations):
                 if worker not in restore.alive or self.now >= restore.killed_at:
                     self.kill(worker)
             return
-        is_script = run.script_restarts is not None
+        is_script = run.is_script
         if is_script and self.record.script_starts >= (run.script_restarts or 0):
             restore.lost.exit_code = STAGE_LOST
             raise restore.lost
@@ -399,7 +406,7 @@ class Leader(Generations):
     def _end_without_iteration(self) -> bool:
         """The committed state is saved to a checkpoint, unless it is in a checkpoint or no step was committed."""
         record = self.record
-        if not self.ends_early or self.phase is Phase.FINISHED:
+        if not self.ends_early or self.phase is Phase.FINISHED or self.script_ends:
             return False
         is_training = self.phase not in (Phase.STARTING, Phase.RESTORING)
         if is_training and self.now - self._ends_since <= self.end_patience:

@@ -83,7 +83,7 @@ class Membership(RunState):
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
-        self.plans = Plans(self.job, self, run.own, run.can_search, run.script_restarts is not None)
+        self.plans = Plans(self.job, self, run.own, run.can_search, run.is_script)
         self._fresh_ends: dict[Worker, str] = {}
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
@@ -338,8 +338,15 @@ class Membership(RunState):
             if not fault.strikes and fault.step >= self.next_step:
                 self._rejoins.append(Rejoin(fault.worker, fault.step))
 
+    @property
+    def script_ends(self) -> bool:
+        """Whether the user's script has done its last step."""
+        return self.run.is_script and self.record.commit is not None and self.record.commit.finished
+
     def awaited(self) -> list[Rejoin]:
-        """Return the dead workers that are expected back, each with its next return."""
+        """Return the dead workers that are expected back, each with its next return; none when a script ends."""
+        if self.script_ends:
+            return []
         nearest: dict[Worker, Rejoin] = {}
         for rejoin in sorted(self._rejoins, key=lambda r: r.step):
             if rejoin.worker not in self.live:
@@ -380,7 +387,7 @@ class Membership(RunState):
 
     def restart_workers(self) -> None:
         """Restart workers that died, if the run does so by itself, and expect them when they are ready."""
-        if not self.run.restarts or self.phase is not Phase.RUNNING:
+        if not self.run.restarts or self.phase is not Phase.RUNNING or self.script_ends:
             return
         coming: list[Worker] = []
         awaited = {rejoin.worker for rejoin in self.awaited()}

@@ -130,7 +130,7 @@ class Plans:
         can_search: bool = True,
         is_script: bool = False,
     ) -> None:
-        self.own_text, self._first_text = "", _one_f_one_b(job) if is_script else ""
+        self.own_text, self._first_text = "", first_plan(job) if is_script else ""
         self._job, self._outbox, self._own = job, outbox, own
         self._usual = Hosts.at_start(job, None)
         self._can_move = (job.planner.layout == "elastic" or job.planner.move) and can_search
@@ -381,7 +381,7 @@ class Plans:
         return moves
 
 
-def _one_f_one_b(job: PricedJob) -> str:
+def first_plan(job: PricedJob) -> str:
     """1F1B, which needs no times and holds what Megatron's loop does, with I and W; empty if the job states either."""
     shape = job.shape
     if job.times != TimesSection() or job.memory.limit is not None:

@@ -151,6 +151,10 @@ class RunDescription(Value, kw_only=True):
     resume_command: str = "recycle train JOB --resume"
     script_restarts: int | None = None
 
+    @property
+    def is_script(self) -> bool:
+        return self.script_restarts is not None
+
 
 @dataclass
 class WorkerProcess:

@@ -114,9 +114,11 @@ class PlannerProcess:
         warn: Callable[[str], object],
         like: Schedule | None = None,
         questions: Iterable[Question] = (),
+        niceness: int = 0,
     ) -> None:
         self._job, self._planner, self._like = job, planner, like
         self._deliver, self._warn = answered, warn
+        self._niceness = str(niceness)
         self._asked: queue.Queue[Question | None] = queue.Queue()
         self._later = iter(questions)
         self._failures, self._longest, self._is_closed = 0, 0.0, False
@@ -127,7 +129,8 @@ class PlannerProcess:
 
     def _start(self) -> None:
         name = f"{self._planner.__module__}:{self._planner.__qualname__}"
-        self._child = Child("recycle.exec.planning.planner_process", name, environment={"OMP_NUM_THREADS": "1"})
+        module, environment = "recycle.exec.planning.planner_process", {"OMP_NUM_THREADS": "1"}
+        self._child = Child(module, name, self._niceness, environment=environment)
         self._is_fresh = True
 
     def _queue_next(self) -> None:
@@ -208,10 +211,10 @@ class PlannerProcess:
         self._child.close()
 
 
-def _serve(parent: str, name: str) -> None:
+def _serve(parent: str, name: str, niceness: str) -> None:
     """The child's loop. Standard output of solvers is redirected."""
     requests, answers = serve(parent)
-    os.nice(5)
+    os.nice(int(niceness))
     load_plugins()
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,8 @@ from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash
 from recycle.plans.hosting import Hosts, stages_by_rank
 from recycle.runs.logs import plan_file
 
+URGENT, BACKGROUND = 5, 12
+"""Niceness of planners. Beside workers that need all cores, a core's share is 25 % and 6 %."""
 _Item = TypeVar("_Item")
 
 
@@ -48,6 +51,7 @@ class PlanService:
         profiles: folder for the profiles to plan with, `<digest>.json`.
         waker: is woken when there is an answer.
         schedule: the user's own schedule, for the workers that it leaves alive.
+        has_first: the leader has a plan of all workers.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class PlanService:
         profiles: Path,
         waker: Waker,
         schedule: Schedule | None = None,
+        has_first: bool = False,
     ) -> None:
         self._job, self._directory, self._profiles, self._waker = job, directory, profiles, waker
         self._schedule = schedule
@@ -75,10 +80,13 @@ class PlanService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="plans")
         self._children: list[PlannerProcess] = []
         if planner is not None:
-            self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
+            likely = islice(self._likely(), has_first, None)
+            self._background, self._urgent = self._child(planner, likely), self._child(planner, niceness=URGENT)
 
-    def _child(self, planner: Planner, questions: Iterable[Question] = ()) -> PlannerProcess:
-        child = PlannerProcess(self._job, planner, self._take, self._warnings.put, self._like, questions)
+    def _child(
+        self, planner: Planner, questions: Iterable[Question] = (), niceness: int = BACKGROUND
+    ) -> PlannerProcess:
+        child = PlannerProcess(self._job, planner, self._take, self._warnings.put, self._like, questions, niceness)
         self._children.append(child)
         return child
 

@@ -103,6 +103,7 @@ class Iterations:
         """Iterate to the generation's last commit and return it. Raises GenerationOver or TransportError before it."""
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:
+            yield Pause(self._first, "next")
             self._end(is_last=True)
             if record.commit.finished:
                 return record.commit
@@ -124,8 +125,8 @@ class Iterations:
             self._reach("stepped")
             commit = self.generation.commit
             is_last = commit is not None and commit.last == self._iteration
-            self._end(is_last)
             yield Pause(self._iteration, "stepped")
+            self._end(is_last)
         return self.generation.committed(self._iteration)
 
     def begin(self) -> None:
