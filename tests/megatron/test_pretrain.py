@@ -110,6 +110,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
     assert again.losses == calm.losses[2:]
 
 
+@pytest.mark.slow  # imports megatron-core
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
