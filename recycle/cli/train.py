@@ -254,8 +254,8 @@ def agent(
         run: run directory, on a file system that all nodes share; else runs/NAME.
         address: address of this node for the other nodes' workers; else the address that reaches the store.
         steps: iterations; else the job's own number.
-        resume: continue from the newest complete checkpoint of the run directory if the store does not have the run;
-            the same on all nodes. Your own script loads its own; the run continues after that step.
+        resume: continue from the newest checkpoint of the run directory, or of your own script, if the store does not
+            have the run; the same on all nodes.
         restarts: how often your own script is started again in all processes after all hosts of a stage died; it then
             loads its newest checkpoint. Afterwards the agent ends with exit code 75; the same on all nodes.
         command: your own script, with recycle.megatron.session, and its arguments.
