@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--only SECTION ...] [--seconds N] [--write FILE] [--dry-run]
 
-    deaths   as "staged" below, over NCCL, which takes each process for a machine of its own
+    deaths   as "staged" below, over NCCL, whose ranks claim to be on different machines
     session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run;
              over "staged" and over NCCL
     step     one worker of Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM): a session's step beside torchrun's

@@ -261,7 +261,7 @@ def agent(
         command: your own script, with recycle.megatron.session, and its arguments.
     """
     described = Job.load(job)
-    if command and "/" in command[0] and shutil.which(command[0]) is None:
+    if command and shutil.which(command[0]) is None:
         raise JobError(f"{command[0]}: cannot be run: name a program, for example python, and its arguments after --")
     if command and store is None and described.membership.store == "launcher":
         if node is not None or nodes is not None:

@@ -186,6 +186,7 @@ BY_RUNS = [
     ("train job.toml --resume --run nowhere", "nowhere", "no such run directory"),
     ("agent job.toml --restarts 1 --node 0", "--restarts", "your own script after --"),
     ("agent job.toml -- ./missing.py", "./missing.py: cannot be run", "after --"),
+    ("agent job.toml -- missing-program", "missing-program: cannot be run", "after --"),
     ("agent job.toml --node 0 -- python train.py", "--node", "need --store"),
     ("agent v.toml -- python train.py", "[shape] placement", 'write "loop"'),
     ("agent sharded.toml -- python train.py", "[train] sharded_optimizer", "set it to false"),

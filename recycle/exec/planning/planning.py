@@ -38,7 +38,7 @@ from recycle.plans.hosting import Hosts, stages_by_rank
 from recycle.runs.logs import plan_file
 
 URGENT, BACKGROUND = 5, 12
-"""Niceness of planners. Beside workers that need all cores, a core's share is 25 % and 6 %."""
+"""Niceness of planners. If workers need all cores, a planner gets 25 % or 6 % of a core."""
 _Item = TypeVar("_Item")
 
 
