@@ -32,7 +32,7 @@ from recycle.systems.failure_generator import Generator
 from recycle.systems.scenario import Scenario
 from recycle.systems.system import DoesNotFit
 
-NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
+NAMES = [*(name for name in SYSTEMS if name not in (*elastic.MOVING, "job_restart")), "bamboo_1f1b_buffers"]
 """Systems that move layers are compared in another section (`elastic`)."""
 SHOWN = [name for name in NAMES if name != "live_migration"]
 """Columns of goodput: live migration is compared with hot spares in one sentence."""

@@ -11,10 +11,11 @@ from math import inf
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period, most_samples, sequences
-from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect, loads_per_rank
+from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob
 from recycle.job.analytic import GPUS
@@ -24,7 +25,7 @@ from recycle.solve.problem import Problem
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.comparison import Comparison, make_system, references
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.recycle import ReCycle, first_period
+from recycle.systems.recycle import ReCycle, first_period, rank_loads
 from recycle.systems.scenario import Scenario
 
 MOST_PLANNED = 15
@@ -122,7 +123,8 @@ class _Loads(StageBounds):
     """Periods with k dead workers in a rank: the fault-free one, or the load of the rank's fullest worker."""
 
     def __init__(self, job: PricedJob, fault_free: float) -> None:
-        self.rows = [[fault_free, *row] for row in loads_per_rank(job).clip(fault_free).T.tolist()]
+        hosts = np.arange(job.shape.pipelines - 1, 0, -1.0)[:, None]
+        self.rows = [[fault_free, *row] for row in rank_loads(job, hosts).clip(fault_free).T.tolist()]
 
 
 class _Fixed(ReCycle):
@@ -258,7 +260,8 @@ def with_spares(trace: FailureTrace, used: int) -> FailureTrace:
         if failed or joined:
             changes.append(NodeChange(change.time, frozenset(failed), frozenset(joined), causes))
     up = frozenset(node for node in trace.up if node < used)
-    return FailureTrace(trace.name, used, up, tuple(changes), trace.end, trace.notes)
+    slow = tuple(period for period in trace.slow if period.node < used)
+    return FailureTrace(trace.name, used, up, tuple(changes), trace.end, trace.notes, slow)
 
 
 CHANGES: dict[str, tuple[str, float]] = {

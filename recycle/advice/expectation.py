@@ -13,9 +13,10 @@ and the lognormal repair time, as in `systems.failure_generator`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import ceil, comb, exp, expm1, inf, log, sqrt
 from statistics import NormalDist
 from typing import Annotated
@@ -24,9 +25,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from recycle.job import PricedJob
 from recycle.systems.failure_generator import Generator
 from recycle.systems.failures import FailureTrace
+from recycle.systems.recycle import rank_loads
 from recycle.systems.scenario import Scenario
 
 DAY = 86400.0
@@ -44,6 +45,10 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         burst_nodes: most nodes that such a failure takes.
         spread: shape of the distribution of rates over nodes; smaller means more failures from few nodes.
         announced: share of failures with a notice, such as maintenance: no detection, no lost work.
+        corrupt: share of the others that are silent corruption.
+        slow: periods in which a node is slow, per 1,000 node-days.
+        slow_factor: how much longer a slow node takes.
+        slow_hours (hours): mean length of such a period.
     """
 
     rate: Annotated[float, Meta(ge=0, le=1e6)] = 4.2
@@ -53,6 +58,10 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     burst_nodes: Annotated[int, Meta(ge=2, le=10_000)] = 8
     spread: Annotated[float, Meta(ge=1e-3, le=1e6)] = 1.0
     announced: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    corrupt: Annotated[float, Meta(ge=0, le=1)] = Generator.corrupt
+    slow: Annotated[float, Meta(ge=0, le=1e6)] = Generator.slow
+    slow_factor: Annotated[float, Meta(ge=1, le=1e3)] = Generator.slow_factor
+    slow_hours: Annotated[float, Meta(gt=0, le=1e6)] = Generator.slow_hours
 
     def __post_init__(self) -> None:
         if self.repair_p90 < self.repair_median:
@@ -70,12 +79,16 @@ class DeadNodes:
         shares: shares[k] is the share of the time with k dead nodes.
         events, unexpected: failures per second, and those without a notice; several nodes may fail in one.
         failed: nodes that fail, per second.
+        corrupt: failures per second that are silent corruption.
+        slow: mean number of slow nodes.
     """
 
     shares: tuple[float, ...]
     events: float
     unexpected: float
     failed: float
+    corrupt: float = 0.0
+    slow: float = 0.0
 
     @classmethod
     def of_model(cls, model: FailureModel, nodes: int, days: float) -> DeadNodes:
@@ -99,7 +112,9 @@ class DeadNodes:
         shares = np.maximum(shares[: most + 1], 0.0)
         failed = rate * nodes * (1 - sum(down) / _POINTS)
         events = failed / per_event
-        return cls(tuple((shares / shares.sum()).tolist()), events, events * (1 - model.announced), failed)
+        unexpected, slow = events * (1 - model.announced), nodes * model.slow / 1000 * model.slow_hours / 24
+        corrupt = unexpected * model.corrupt
+        return cls(tuple((shares / shares.sum()).tolist()), events, unexpected, failed, corrupt, slow)
 
     @classmethod
     def of_trace(cls, trace: FailureTrace) -> DeadNodes:
@@ -111,7 +126,9 @@ class DeadNodes:
         unexpected = sum(not change.is_announced(change.failed) for change in failures)
         end = trace.end or 1.0
         shares = tuple((seconds[:most] / end).tolist())
-        return cls(shares, len(failures) / end, unexpected / end, trace.failures / end)
+        corrupt = sum(change.is_corruption(change.failed) for change in failures)
+        slow = sum(min(period.end, end) - period.begin for period in trace.slow) / end
+        return cls(shares, len(failures) / end, unexpected / end, trace.failures / end, corrupt / end, slow)
 
 
 def _repair(model: FailureModel) -> tuple[float, float]:
@@ -166,19 +183,6 @@ class Expectation:
         return self.samples_per_second / self.fault_free
 
 
-def loads_per_rank(job: PricedJob) -> np.ndarray:
-    """Return the seconds of an iteration of each rank's fullest host: a row per 1 to D - 1 dead hosts of a stage."""
-    shape, prices = job.shape, job.prices
-
-    def per_rank(*names: str) -> np.ndarray:
-        stages = [sum(each) for each in zip(*(prices.per_stage(name, shape.stages) for name in names), strict=True)]
-        return np.array([sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)])
-
-    each = per_rank("forward", "backward_input", "backward_weight")
-    micro_batches = -(-shape.global_micro_batches // np.arange(shape.pipelines - 1, 0, -1))
-    return np.asarray(micro_batches[:, None] * each + per_rank("reduce", "step", "gather"))
-
-
 def kept_share(rate: float, interval: float) -> float:
     """Return the share of work that counts if each failure repeats what was done since the last end of an interval.
 
@@ -211,35 +215,60 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     used = nodes / (nodes + spares)
     per_node = len(scenario.node_of) / nodes
     workers_down = [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))]
-    least = np.sort(loads_per_rank(job).clip(period), axis=None)
+    hosts = np.arange(job.shape.pipelines - 1, 0, -1.0)[:, None]
+    least = np.sort(rank_loads(job, hosts).clip(period), axis=None)
     periods = np.array([period, *least, inf])[np.minimum(workers_down, len(least) + 1)]
     speed = float(np.sum(np.array(dead.shares) * period / periods))
+    speed *= _speed_beside_slow(scenario, period, dead.slow * used, model.slow_factor)
     stopped = float(np.sum(dead.shares, where=periods == inf))
-    events, unexpected, failed = (each * used for each in (dead.events, dead.unexpected, dead.failed))
+    rates = dead.events, dead.unexpected, dead.failed, dead.corrupt
+    events, unexpected, failed, corrupt = (each * used for each in rates)
     copied = scenario.copy_seconds(scenario.state_per_worker)
-    fatal = _fatal_share(scenario, model)
-    checkpoints = scenario.checkpoints(nodes, max(fatal, 1e-9))
+    fatal, unnoticed = _fatal_share(scenario, model), scenario.replayed * period
+    undone = 0.0 if unnoticed else corrupt  # by reading a checkpoint
+    checkpoints = scenario.checkpoints(nodes, scenario.fatal_share)
     pauses, spared = scenario.pauses, min(1.0, spares / max(1, len(dead.shares) - 1))
     seconds = {
         "detect": unexpected * pauses.detect,
         "plan": events * pauses.plan,
         "rebuild": (events + failed) * pauses.rebuild,
         "copy": failed * copied * (1 + spared),
-        "restart": events * fatal * scenario.restart().restart,
+        "restart": (events * fatal + undone) * scenario.restart().restart,
     }
     paused = sum(seconds.values())
     training = exp(-paused)
     lost = {cause: (1 - training) * each / paused if paused else 0.0 for cause, each in seconds.items()}
     repeated = kept_share(unexpected * (1 - fatal), period)
     if checkpoints is not None:
-        repeated *= kept_share(unexpected * fatal, checkpoints.every + checkpoints.stall)
+        repeated *= kept_share(unexpected * fatal + undone, checkpoints.every + checkpoints.stall)
+    repeated *= exp(-corrupt * (unnoticed or pauses.notice))
     lost["redone"] = training * (1 - repeated)
     saving = 0.0 if checkpoints is None else checkpoints.stall / (checkpoints.every + checkpoints.stall)
     lost["checkpoint"] = training * repeated * saving
     running = training * repeated * (1 - saving)
     lost |= {"degraded": running * (1 - speed - stopped), "stopped": running * stopped}
     fault_free = scenario.samples / period
-    return Expectation(fault_free * running * speed, fault_free, lost, events * fatal)
+    return Expectation(fault_free * running * speed, fault_free, lost, events * fatal + undone)
+
+
+def _speed_beside_slow(scenario: Scenario, period: float, slow: float, factor: float) -> float:
+    """Return the mean speed, relative to `period`, with a Poisson-distributed number of slow nodes of mean `slow`."""
+    if not slow:
+        return 1.0
+    shape, places = scenario.shape, Counter[tuple[int, ...]]()  # workers per rank -> nodes with so many
+    for _, slots in groupby(range(len(scenario.node_of)), key=scenario.node_of.__getitem__):
+        counts = Counter(shape.worker_at(slot).rank for slot in slots)
+        places[tuple(counts[rank] for rank in range(shape.ranks))] += 1
+    hosts = shape.pipelines - (1 - 1 / factor) * np.array(list(places))
+    speeds = period / rank_loads(scenario.job, hosts).max(axis=1).clip(period)
+    none_of = slow / scenario.nodes
+    mean = below = exp(-slow)  # the probability of no slow node, then of none with a lower speed
+    left = scenario.nodes
+    for speed, count in sorted(zip(speeds.tolist(), places.values(), strict=True), reverse=True):
+        left -= count
+        mean += (exp(-none_of * left) - below) * speed
+        below = exp(-none_of * left)
+    return mean
 
 
 def _fatal_share(scenario: Scenario, model: FailureModel) -> float:

@@ -559,6 +559,7 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
         storage_bandwidth (bytes per second): rate at which a process reads its part of a checkpoint.
         snapshot (seconds): time that training stops for a checkpoint, besides copying the state.
         snapshot_bandwidth (bytes per second): rate at which a worker copies its state to the host.
+        notice (seconds): time until wrong results are noticed if nothing compares them, such as by a NaN.
     """
 
     detect: Seconds = 5.0
@@ -569,6 +570,7 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
     storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
     snapshot: Seconds = 1.0
     snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
+    notice: Seconds = 4320.0
 
 
 class Sections(Struct, frozen=True, forbid_unknown_fields=True):

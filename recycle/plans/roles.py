@@ -6,7 +6,7 @@ from a live peer there. This module computes how to reach a vector; `solve/norma
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
@@ -216,10 +216,12 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
         """Return `wanted` dead or live workers of each rank, updating `dead_in` after each rank."""
         sign, workers = 1 if is_dead else -1, list[Worker]()
         for rank, count in enumerate(wanted):
+            if count <= 0:
+                continue
             column = [w for w in (Worker(k, rank) for k in range(shape.pipelines)) if (w in failed) == is_dead]
             column.sort(key=lambda w: (sign * dead_in[w.pipeline], sign * w.pipeline))
-            workers += column[: max(0, count)]
-            for worker in column[: max(0, count)]:
+            workers += column[:count]
+            for worker in column[:count]:
                 dead_in[worker.pipeline] -= sign
         return workers
 
@@ -234,7 +236,7 @@ def _copies(
 ) -> tuple[tuple[Move, ...], float]:
     static = profile.per_stage("static", shape.stages)
     busy: Counter[Worker] = Counter()
-    until = dict.fromkeys(shape.workers(), 0.0)
+    until: dict[Worker, float] = defaultdict(float)
     moves = []
     for role, mover in zip(taken, given, strict=False):  # surplus workers stand idle
         amount = sum(static[stage] for stage in shape.stages_of_rank(role.rank))

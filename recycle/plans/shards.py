@@ -12,9 +12,11 @@ that 1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 
 from recycle.errors import JobError, RunError
 from recycle.ir.schedule import Schedule
@@ -40,12 +42,12 @@ def owners_of(
         live: live workers.
         copies: owners of each shard, limited by the number of live hosts.
         nodes: node of each host; None for one node per host.
-        there: hosts by the plan, if they may differ from `hosts`; owners of a healthy run come first.
+        planned: hosts by the plan, if they may differ from `hosts`; owners of a healthy run come first.
     """
     order = list(dict.fromkeys([*hosts, *(planned or ())]))
     nodes = nodes or {host: place for place, host in enumerate(order)}
     healthy = _filled([()] * len(hosts), hosts, hosts, copies, nodes)
-    present = [host for host in order if host in live and (planned is None or host in planned)]
+    present = dict.fromkeys(host for host in order if host in live and (planned is None or host in planned))
     surviving = [tuple(owner for owner in owners if owner in present) for owners in healthy]
     return _filled(surviving, order, present, copies, nodes)
 
@@ -53,22 +55,24 @@ def owners_of(
 def _filled(
     owned: Sequence[tuple[Worker, ...]],
     hosts: Sequence[Worker],
-    live: Sequence[Worker],
+    live: Collection[Worker],
     copies: int,
     nodes: Mapping[Worker, int],
 ) -> Owners:
     result = list(owned)
-    load = {host: sum(host in owners for owners in result) for host in live}
-    place_of = {host: place for place, host in enumerate(hosts)}
+    load = dict.fromkeys(live, 0) | Counter(chain.from_iterable(result))
     for count in range(min(copies, len(live))):
         for place, owners in enumerate(result):
             if len(owners) > count:
                 continue
-            taken = {nodes[owner] for owner in owners}
-            chosen = min(
-                (host for host in live if host not in owners),
-                key=lambda host: (nodes[host] in taken, load[host], (place_of[host] - place) % len(hosts)),
-            )
+            taken, least = {nodes[owner] for owner in owners}, min(load.values())
+            chosen, best = None, (True, inf)
+            for host in chain(hosts[place:], hosts[:place]):
+                if host in load and host not in owners and (key := (nodes[host] in taken, load[host])) < best:
+                    chosen, best = host, key
+                    if best == (False, least):
+                        break
+            assert chosen is not None
             result[place] = (*owners, chosen)
             load[chosen] += 1
     return tuple(result)

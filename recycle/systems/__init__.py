@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from recycle.systems import scenario, system
 from recycle.systems.bamboo.bamboo import Bamboo
-from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, LiveMigration
+from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, JobRestart, LiveMigration
 from recycle.systems.elaswave import ElasWave
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
@@ -26,6 +26,7 @@ SYSTEMS: dict[str, Callable[[Scenario], System]] = {
     "elaswave": ElasWave,
     "bamboo": Bamboo,
     "hot_spare": HotSpare,
+    "job_restart": JobRestart,
     "live_migration": LiveMigration,
     "sample_dropping": SampleDropping,
     "checkpoint_restart": CheckpointRestart,

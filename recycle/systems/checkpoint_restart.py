@@ -1,4 +1,4 @@
-"""Checkpoint and restart, hot spares, and live migration.
+"""Checkpoint and restart, hot spares, restarts with spares, and live migration.
 
 Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest, as Varuna
 (Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do, with ZeRO-1 if the job shards its optimizer. The
@@ -71,7 +71,7 @@ class HotSpare(CheckpointRestart):
 
     def __init__(self, scenario: Scenario, *, spares: int | None = None) -> None:
         super().__init__(scenario)
-        self.fatal_share = 1.0 if scenario.copies == 1 else FATAL_SHARE
+        self.fatal_share = 1.0 if scenario.copies == 1 or self.loss is Loss.CHECKPOINT else FATAL_SHARE
         self.spares = max(1, ceil(0.05 * scenario.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
@@ -95,12 +95,20 @@ class HotSpare(CheckpointRestart):
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
         hosts = [state.used[rank::ranks] for rank in range(ranks)]
-        if any(lost.issuperset(stage) or scenario.loses_shard(stage, lost) for stage in hosts):
+        gone = any(lost.issuperset(stage) or scenario.loses_shard(stage, lost) for stage in hosts)
+        if gone or self.loss is Loss.CHECKPOINT:
             return Change(state=after, pause=scenario.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(
             ceil(copies.count(rank) / (len(hosts[rank]) - copies.count(rank))) * state_bytes[rank] for rank in copies
         )
         return Change(state=after, pause=scenario.pause(busiest), loss=self.loss, bytes=copied, event="replace")
+
+
+class JobRestart(HotSpare):
+    """All workers restart with spares in the places of the dead, as NVIDIA's resiliency extension restarts a job."""
+
+    name = "job_restart"
+    loss = Loss.CHECKPOINT
 
 
 class LiveMigration(HotSpare):

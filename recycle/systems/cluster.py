@@ -3,20 +3,23 @@
 Training is a sequence of iterations of `period` seconds; only committed samples count. A failure takes effect
 immediately. A failure in a pause restarts the pause, with the longer duration per cause, because pending copies and
 starts are still needed. Before a failure with a notice the iteration ends, and a checkpoint is written if one will be
-read. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
+read. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary. A slow node changes the
+period at once, by the system's `pace`. Silent corruption undoes what is `unnoticed`, or returns to a checkpoint from
+before it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import floor, inf
+from math import ceil, floor, inf
 
-from recycle.systems.failures import FailureTrace, mean_per_part
+from recycle.systems.failures import FailureTrace, NodeChange, mean_per_part
 from recycle.systems.scenario import Scenario
 from recycle.systems.system import (
     ActiveConfiguration,
+    Change,
     Checkpoints,
     DoesNotFit,
     Loss,
@@ -173,9 +176,12 @@ class _Cluster:
     trace: FailureTrace
     now: float = 0.0
     state: State = field(init=False)
+    even: State = field(init=False)  # the same without slow nodes
+    slow: dict[int, float] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     work: _Work = _Work()
     saved: _Work = _Work()
+    written: deque[tuple[float, _Work]] = field(default_factory=deque)  # checkpoints, from `[pauses] notice` ago on
     pending: tuple[float, _Work] | None = None  # a checkpoint being written, and the time from which it counts
     phase: float = 0.0  # completed share of the iteration in progress
     partial: float = 0.0  # seconds spent on the iteration in progress
@@ -192,25 +198,44 @@ class _Cluster:
         for change in early:
             up = up - change.failed | change.joined
         first_state = self.system.begin(up)
-        self.state = first_state.stopped(up) if isinstance(first_state, DoesNotFit) else first_state
+        self._adopt(first_state.stopped(up) if isinstance(first_state, DoesNotFit) else first_state)
         self._record_transition("start", frozenset(), up, 0.0)
         usable: dict[int, float] = {}  # times from which returned nodes are usable
-        for number, change in enumerate(self.trace.changes[len(early) :]):
-            if change.time >= until:
+        events: list[tuple[float, NodeChange | tuple[int, float]]] = [
+            *((change.time, change) for change in self.trace.changes[len(early) :]),
+            *((period.begin, (period.node, period.factor)) for period in self.trace.slow),
+            *((period.end, (period.node, 1.0)) for period in self.trace.slow),
+        ]
+        for number, (time, event) in enumerate(sorted(events, key=lambda each: each[0])):
+            if time >= until:
                 break
-            self._collect_usable(usable, change.time)
-            self._advance_to(change.time)
-            for node in change.failed:
-                usable.pop(node, None)
-            self.waiting -= change.failed
-            dead = change.failed & self.state.live
-            if dead:
-                self._apply_change(dead, frozenset(), change.is_announced(dead))
-            usable |= dict.fromkeys(change.joined, change.time + self.scenario.pauses.start)
+            self._collect_usable(usable, time)
+            self._advance_to(time)
+            if isinstance(event, NodeChange):
+                for node in event.failed:
+                    usable.pop(node, None)
+                    self.slow.pop(node, None)
+                self.waiting -= event.failed
+                dead = event.failed & self.state.live
+                if dead:
+                    self._apply_change(dead, frozenset(), event)
+                usable |= dict.fromkeys(event.joined, time + self.scenario.pauses.start)
+            else:
+                node, factor = event
+                self.slow.pop(node, None)
+                if factor > 1 and node in self.state.live:
+                    self.slow[node] = factor
+                self._adopt(self.even)
             if progress and number % 64 == 0:
-                progress(change.time / until)
+                progress(time / until)
         self._collect_usable(usable, until)
         self._advance_to(until)
+
+    def _adopt(self, state: State) -> None:
+        self.state = self.even = state
+        if self.slow and isinstance(state, ActiveConfiguration):
+            pace = getattr(self.system, "pace", lambda state, slow: max(slow.values()))
+            self.state = replace(state, period=state.period * pace(state, self.slow))
 
     def _collect_usable(self, usable: dict[int, float], until: float) -> None:
         for node, time in list(usable.items()):
@@ -261,6 +286,7 @@ class _Cluster:
         checkpoints, period = state.checkpoints, state.period
         every = inf if checkpoints is None else max(1, round(checkpoints.every / period))
         cycle = inf if checkpoints is None else every * period + checkpoints.stall
+        singly = 1 + ceil(self.scenario.pauses.notice / cycle)  # checkpoints that corruption may undo
         while self.now < time:
             room = time - self.now
             until_checkpoint = (max(1, every - self.since) - self.phase) * period
@@ -271,8 +297,8 @@ class _Cluster:
                 self.stall -= passed
                 if not self.stall:
                     self._start_checkpoint(checkpoints)
-            elif checkpoints and not self.phase and not self.since and room >= 2 * cycle:
-                cycles = int(room // cycle) - 1  # complete cycles of iterations and a checkpoint, but the last
+            elif checkpoints and not self.phase and not self.since and room >= (1 + singly) * cycle:
+                cycles = int(room // cycle) - singly  # complete cycles of iterations and a checkpoint
                 end = self.now + cycles * cycle
                 self._count_iterations(state, cycles * int(every), cycles * every * period)
                 self.lost["checkpoint"] += cycles * checkpoints.stall
@@ -312,14 +338,21 @@ class _Cluster:
 
     def _finish_checkpoint(self) -> None:
         if self.pending is not None and self.pending[0] <= self.now:
+            self.written.append(self.pending)
             self.saved, self.pending = self.pending[1], None
+            while len(self.written) > 1 and self.written[1][0] <= self.now - self.scenario.pauses.notice:
+                self.written.popleft()
 
-    def _apply_change(self, failed: Nodes, joined: Nodes, announced: bool = False) -> None:
-        change = self.system.change(self.state, failed, joined)
-        if announced:
-            self.saved = self.work if change.loss is Loss.CHECKPOINT else self.saved
-            change = replace(change, loss=Loss.NOTHING, pause=replace(change.pause, detect=0.0))
+    def _apply_change(self, failed: Nodes, joined: Nodes, cause: NodeChange | None = None) -> None:
+        change = self.system.change(self.even, failed, joined)
         self._finish_checkpoint()
+        if cause and cause.is_announced(failed):
+            if change.loss is Loss.CHECKPOINT:
+                self.pending = self.now, self.work
+                self._finish_checkpoint()
+            change = replace(change, loss=Loss.NOTHING, pause=replace(change.pause, detect=0.0))
+        elif cause and cause.is_corruption(failed):
+            change = self._undo_corruption(change)
         if failed:
             self.pending = None  # parts of the checkpoint were on the failed nodes
             self.stall = 0.0
@@ -336,10 +369,26 @@ class _Cluster:
         self.pause = pause
         self.pause_left = {cause: seconds for cause, seconds in pause.items() if seconds > 0}
         self.bytes += change.bytes
-        self.state = change.state
+        self._adopt(change.state)
         if isinstance(self.state, Stopped):
             self.pause, self.pause_left = {}, {}
         self._record_transition(change.event, failed, joined, sum(self.pause.values(), 0.0))
+
+    def _undo_corruption(self, change: Change) -> Change:
+        state = self.even
+        if isinstance(state, Stopped):
+            return change
+        unnoticed = getattr(self.system, "unnoticed", lambda state: 0.0)(state)
+        if not unnoticed:
+            while self.written and self.written[-1][0] > self.now - self.scenario.pauses.notice:
+                self.written.pop()
+            self.saved = self.written[-1][1] if self.written else _Work()
+            return replace(change, loss=Loss.CHECKPOINT, pause=self.scenario.restart())
+        kept = self.work.kept - self.partial
+        spoiled = min(unnoticed, kept)
+        samples = spoiled / state.period * state.samples
+        self.saved = replace(self.work, committed=self.work.committed - samples, kept=kept - spoiled)
+        return replace(change, loss=Loss.CHECKPOINT)
 
     def _book_redone(self, seconds: float) -> None:
         self.work = replace(self.work, kept=self.work.kept - seconds)

@@ -6,7 +6,8 @@ nodes. A failed node is down for a lognormal repair time.
 
 Sources of the defaults: rate, bursts and repair times from the InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace, 349
 days: 4.18 faults per 1,000 node-days, inter-arrival times with a coefficient of variation of 1.76, repair hours with
-median 20.4 and p90 312); causes from the unexpected interruptions of Llama 3 405B (arXiv 2407.21783, table 5).
+median 20.4 and p90 312); causes from the unexpected interruptions of Llama 3 405B (arXiv 2407.21783, table 5). Slow
+nodes made large jobs take 1.34 times as long, for seconds to ten hours (arXiv 2410.12588); their rate is not published.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 from dataclasses import dataclass
 from math import exp, log
 
-from recycle.systems.failures import ANNOUNCED, FailureTrace, Row, trace_from_rows
+from recycle.systems.failures import ANNOUNCED, CORRUPTION, FailureTrace, Row, SlowPeriod, trace_from_rows
 
 CAUSES = {
     "GPU": 148,
@@ -27,7 +28,7 @@ CAUSES = {
     "GPU system processor": 17,
     "NIC": 7,
     "NCCL watchdog": 7,
-    "silent data corruption": 6,
+    CORRUPTION: 6,
     "thermal interface and sensor": 6,
     "SSD": 3,
     "power supply": 3,
@@ -53,6 +54,9 @@ class Generator:
         spread: shape of the gamma distribution of the nodes' rates; smaller is more uneven.
         repair_median, repair_p90: hours until a node returns.
         announced: share of failures with a notice, such as maintenance; see `failures.ANNOUNCED`.
+        corrupt: share of the other failures that are silent corruption; see `failures.CORRUPTION`.
+        slow: slow periods per 1,000 node-days.
+        slow_factor, slow_hours: how much longer a slow node takes, and the mean length of a period.
     """
 
     days: float = 30.0
@@ -63,10 +67,14 @@ class Generator:
     repair_median: float = 20.0
     repair_p90: float = 312.0
     announced: float = 0.0
+    corrupt: float = CAUSES[CORRUPTION] / sum(CAUSES.values())
+    slow: float = 0.0
+    slow_factor: float = 1.34
+    slow_hours: float = 1.0
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
-        chance = random.Random(self.seed)
+        chance, causes = random.Random(self.seed), self._causes()
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
         most = min(self.burst_nodes, nodes)
         burst = self.burst if most >= 2 else 0.0
@@ -78,7 +86,7 @@ class Generator:
         day = chance.expovariate(per_day) if per_day else self.days
         while day < self.days:
             count = chance.randint(2, most) if chance.random() < burst else 1
-            cause = chance.choices(list(CAUSES), list(CAUSES.values()))[0]
+            cause = chance.choices(list(causes), list(causes.values()))[0]
             if self.announced and chance.random() < self.announced:
                 cause = ANNOUNCED
             for node in _distinct(chance, weight, count):
@@ -94,7 +102,22 @@ class Generator:
         ]
         name = f"generated, {self.rate:g} per 1,000 node-days, seed {self.seed}"
         trace_changes = trace_from_rows(rows, name, population=nodes, counted=True).changes if rows else ()
-        return FailureTrace(name, nodes, frozenset(range(nodes)), trace_changes, self.days * _DAY)
+        end = self.days * _DAY
+        return FailureTrace(name, nodes, frozenset(range(nodes)), trace_changes, end, slow=self._slow(nodes, end))
+
+    def _causes(self) -> dict[str, float]:
+        others = sum(CAUSES.values()) - CAUSES[CORRUPTION]
+        return CAUSES | {CORRUPTION: others * self.corrupt / (1 - self.corrupt) if self.corrupt < 1 else 1e9}
+
+    def _slow(self, nodes: int, end: float) -> tuple[SlowPeriod, ...]:
+        chance, periods = random.Random(f"slow {self.seed}"), list[SlowPeriod]()
+        rate = self.slow / 1000 / _DAY * nodes
+        begin = chance.expovariate(rate) if rate else end
+        while begin < end:
+            length = chance.expovariate(1 / (3600 * self.slow_hours))
+            periods.append(SlowPeriod(begin, begin + length, chance.randrange(nodes), self.slow_factor))
+            begin += chance.expovariate(rate)
+        return tuple(periods)
 
 
 def _distinct(chance: random.Random, weight: list[float], count: int) -> list[int]:

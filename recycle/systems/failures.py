@@ -21,6 +21,8 @@ from recycle.systems.system import Nodes
 
 ANNOUNCED = "announced"
 """Cause of a failure of which there was notice: nothing has to be detected, and no work is lost."""
+CORRUPTION = "silent data corruption"
+"""Cause of a failure that began with wrong results, which were noticed only now."""
 
 
 class NodeChange(NamedTuple):
@@ -37,6 +39,18 @@ class NodeChange(NamedTuple):
     def is_announced(self, nodes: Nodes) -> bool:
         return all(self.causes.get(node) == ANNOUNCED for node in nodes)
 
+    def is_corruption(self, nodes: Nodes) -> bool:
+        return any(self.causes.get(node) == CORRUPTION for node in nodes)
+
+
+class SlowPeriod(NamedTuple):
+    """A node takes `factor` times as long from `begin` to `end`, in seconds, or until it fails."""
+
+    begin: float
+    end: float
+    node: int
+    factor: float
+
 
 @dataclass(frozen=True)
 class FailureTrace:
@@ -48,6 +62,7 @@ class FailureTrace:
         changes: by time, ascending and distinct.
         end: seconds.
         notes: caveats to print with figures of this trace.
+        slow: by begin, ascending.
     """
 
     name: str
@@ -56,6 +71,7 @@ class FailureTrace:
     changes: tuple[NodeChange, ...]
     end: float
     notes: tuple[str, ...] = field(default=())
+    slow: tuple[SlowPeriod, ...] = ()
 
     @property
     def failures(self) -> int:
@@ -102,7 +118,8 @@ class FailureTrace:
             if failed or joined:
                 causes = {place[node]: cause for node, cause in change.causes.items() if node in place}
                 changes.append(NodeChange(change.time, failed, joined, causes))
-        return replace(self, nodes=nodes, up=places(self.up) | never, changes=tuple(changes))
+        slow = tuple(period._replace(node=place[period.node]) for period in self.slow if period.node in place)
+        return replace(self, nodes=nodes, up=places(self.up) | never, changes=tuple(changes), slow=slow)
 
 
 def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:

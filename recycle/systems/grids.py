@@ -12,6 +12,7 @@ training frameworks. 1F1B then takes (M + P - 1)(F + B) on even stages without c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate
@@ -170,6 +171,17 @@ class CheckpointedSystem(ABC, Generic[R]):
         live = state.live - failed | joined
         survived = None if isinstance(state, Stopped) else self.survive(cast("R", state), live, failed, joined)
         return survived or self.restart(live, failed)
+
+    def pace(self, state: R, slow: Mapping[int, float]) -> float:
+        """Return the factor of the period with slow nodes, given with theirs: here all workers wait for the slowest."""
+        return max(slow.values())
+
+    def unnoticed(self, state: R) -> float:
+        """Return the seconds of training to undo after silent corruption.
+
+        0 if nothing compares results: all workers then read a checkpoint that is older than `[pauses] notice`.
+        """
+        return 0.0
 
     def restart(self, live: Nodes, failed: Nodes, event: str = "") -> Change:
         state = self.begin(live)

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from math import ceil, inf
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from recycle.errors import JobError
@@ -41,7 +42,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import find_initial_order
 from recycle.solve.template import template_problem
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.scenario import FATAL_SHARE, Scenario
+from recycle.systems.scenario import Scenario
 from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
 
 POLICIES, OPERATIONS = 4, 20_000
@@ -171,6 +172,16 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             event="re-route" if touched else "join",
         )
 
+    def pace(self, state: PlanConfiguration, slow: Mapping[int, float]) -> float:
+        """Return the factor of the period if slow workers give micro-batches to their peers, as far as that helps."""
+        hosts = np.zeros(self.scenario.shape.ranks)
+        for position, slot in state.slots.items():
+            hosts[position.rank] += 1 / slow.get(self.scenario.node_of[slot], 1.0)
+        return max(1.0, float(rank_loads(self.job, hosts).max()) / state.period)
+
+    def unnoticed(self, state: PlanConfiguration) -> float:
+        return self.scenario.replayed * state.period
+
     def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
         hosts = range(self.scenario.shape.pipelines)
         return any(
@@ -246,13 +257,12 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             self.period(dead_vector if self.job.planner.move else self._search_ahead(dead_vector))
             vector = self.serving_vector(dead_vector)
         assert vector is not None
-        fatal = FATAL_SHARE if scenario.shape.pipelines > 1 and scenario.copies != 1 else 1.0
         return PlanConfiguration(
             live=live,
             period=self.period(vector),
             samples=scenario.samples,
             idle=len(scenario.slots(live)) - len(slots) + sum(vector) - sum(dead_vector),
-            checkpoints=scenario.checkpoints(len(live), fatal),
+            checkpoints=scenario.checkpoints(len(live), scenario.fatal_share),
             layout=f"{scenario.shape.pipelines} x {scenario.shape.ranks}",
             schedules=partial(self._schedules, vector),
             slots=slots,
@@ -299,7 +309,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         served = self.serving_vector(dead_vector)
         if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
             return slots, 0.0, 0.0
-        vacant = frozenset(shape.workers()) - slots.keys()
+        vacant = self._positions - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.bound_of(dead_vector) - best, 0.0) or self.period(dead_vector) - best
@@ -316,6 +326,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         if not scenario.failure_rate:
             return self.job.planner.iterations_between_changes
         return 1 / (scenario.failure_rate * scenario.nodes * self.period((0,) * scenario.shape.ranks))
+
+    @cached_property
+    def _positions(self) -> frozenset[Worker]:
+        return frozenset(self.scenario.shape.workers())
 
     @cached_property
     def _state(self) -> list[float]:
@@ -338,6 +352,23 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
     @cached_property
     def _bounds(self) -> StageBounds:
         return StageBounds(self.job, self.job.shape.pipelines - 1)
+
+
+def rank_loads(job: PricedJob, hosts: np.ndarray) -> np.ndarray:
+    """Return the seconds of an iteration of each rank's fullest host.
+
+    Args:
+        hosts: number of live hosts of each rank's stages, in the last dimension; a slow one counts as less than one.
+    """
+    shape, prices = job.shape, job.prices
+
+    def per_rank(*names: str) -> np.ndarray:
+        stages = [sum(each) for each in zip(*(prices.per_stage(name, shape.stages) for name in names), strict=True)]
+        return np.array([sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)])
+
+    each = per_rank("forward", "backward_input", "backward_weight")
+    micro_batches = np.ceil(shape.global_micro_batches / hosts - _TOLERANCE)
+    return np.asarray(micro_batches * each + per_rank("reduce", "step", "gather"))
 
 
 def first_period(problem: Problem) -> float:

@@ -307,6 +307,17 @@ class Scenario:
         shared = self.copies / self.shape.pipelines if self.copies else 1.0
         return self.state * shared / self.shape.ranks
 
+    @property
+    def fatal_share(self) -> float:
+        """Share of failures for which systems that copy from peers write checkpoints."""
+        return FATAL_SHARE if self.shape.pipelines > 1 and self.copies != 1 else 1.0
+
+    @property
+    def replayed(self) -> int:
+        """Iterations in which each micro-batch is compared once, by `[integrity] every`; 0 for never."""
+        every = self.job.integrity.every
+        return 100 if every == "gaps" else every
+
     def checkpoints(self, nodes: int, fatal_share: float = FATAL_SHARE) -> Checkpoints | None:
         """Return the checkpoint policy if a share of the failures of `nodes` nodes needs one; None for no checkpoints.
 

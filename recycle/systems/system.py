@@ -161,6 +161,8 @@ class System(Protocol):
     def begin(self, live: Nodes) -> State | DoesNotFit:
         """Return the first configuration on these nodes; `Stopped` if they are too few."""
 
+    # A system may also have `pace` and `unnoticed`, as `grids.CheckpointedSystem` has.
+
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         """Handle the death of `failed` nodes of `state.live` and the arrival of `joined`; see the module for when.
 

@@ -13,7 +13,7 @@ from recycle import Job, check, lower, simulate
 from recycle.job.layers import Layer
 from recycle.systems import DoesNotFit, Scenario
 from recycle.systems.bamboo.bamboo import Bamboo
-from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, LiveMigration
+from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, JobRestart, LiveMigration
 from recycle.systems.elaswave import ElasWave
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
@@ -87,6 +87,7 @@ MAKERS: dict[str, System] = {
     "checkpoint_restart under many failures": lambda: CheckpointRestart(gridded(failure_rate=1e-3)),
     "hot_spare": lambda: HotSpare(gridded(), spares=4),
     "live_migration": lambda: LiveMigration(gridded(), spares=4),
+    "job_restart": lambda: JobRestart(gridded(), spares=4),
     "sample_dropping": lambda: SampleDropping(gridded()),
     "elaswave": elaswave,
     # Three layers and the activations of four micro-batches are 72 bytes; four layers do not fit into 80.
@@ -173,6 +174,10 @@ SCENARIOS = [
     ),
     ("hot_spare", "", "-0 -1 -2 -3 -4: event=restart, loss=checkpoint, layout=2 x 4"),
     ("hot_spare", "", "-1 -5 -9: event=restart, loss=checkpoint, layout=3 x 4"),
+    (
+        *("job_restart", "", "begin: layout=3 x 4, idle=4"),
+        "-5: event=restart, loss=checkpoint, restart=60, speed=as begun, idle=3, used=0-4 6-12",
+    ),
     ("sample_dropping", "", "-0: event=drop, loss=iteration, speed=as begun, samples=18, dropped=6"),
     ("sample_dropping", "", "-0 -4: event=drop, loss=iteration, speed=as begun, samples=12, dropped=12"),
     ("sample_dropping", "", "-0 -4 -8: event=drop, loss=iteration, speed=as begun, samples=6, dropped=18"),
@@ -225,7 +230,8 @@ RUNS: list[tuple[System, Sequence[str]]] = [
         ("0-5", "0-6", "0-9", ""),
     ),
     (elaswave, ("", "0-4 6-7")),
-    *((MAKERS[name], ("",)) for name in ("checkpoint_restart", "hot_spare", "live_migration", "sample_dropping")),
+    *((MAKERS[name], ("",)) for name in ("checkpoint_restart", "hot_spare", "live_migration", "job_restart")),
+    (MAKERS["sample_dropping"], ("",)),
 ]
 
 

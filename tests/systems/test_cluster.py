@@ -9,7 +9,7 @@ import pytest
 from recycle.job import Job
 from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
-from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.failures import CORRUPTION, FailureTrace, NodeChange, SlowPeriod
 from recycle.systems.scenario import Scenario
 from recycle.systems.system import (
     ActiveConfiguration,
@@ -130,6 +130,30 @@ def test_rollback_returns_to_the_last_complete_checkpoint() -> None:
         outcome = run(system, scenario(), trace(f"{strike} -1", strike + 3.0))
         assert outcome.samples == 100 * kept, strike
         booked(outcome)
+
+
+def test_corruption_returns_to_a_checkpoint_from_before_it_or_undoes_what_was_unnoticed() -> None:
+    system = Scripted(checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
+    spoiled = FailureTrace("test", 2, frozenset({0, 1}), (_corruption(160.0),), 162.0)
+    for notice, kept in ((0.0, 10), (40.0, 10), (60.0, 5), (110.0, 0)):
+        outcome = run(system, scenario(notice=notice), spoiled)
+        assert outcome.samples == 100 * kept, notice
+        booked(outcome)
+    system.unnoticed = lambda state: 40.0  # type: ignore[attr-defined]
+    outcome = run(system, scenario(), spoiled)
+    assert (outcome.samples, outcome.lost["redone"]) == (1100, pytest.approx(44.0))
+
+
+def _corruption(time: float) -> NodeChange:
+    return NodeChange(time, frozenset({1}), frozenset(), {1: CORRUPTION})
+
+
+def test_a_slow_node_stretches_the_period_until_it_is_well_or_fails() -> None:
+    slow = (SlowPeriod(100.0, 300.0, 1, 2.0),)
+    outcome = run(Scripted(), scenario(), replace(trace("", 400.0), slow=slow))
+    assert outcome.samples == 100 * (10 + 10 + 10)
+    outcome = run(Scripted(), scenario(), replace(trace("200 -1; 203 +1", 423.0), slow=slow))
+    assert outcome.samples == 100 * (10 + 5 + 1 + 20)
 
 
 def test_checkpoint_cycles_equal_single_checkpoints() -> None:

@@ -234,6 +234,18 @@ def test_some_failures_take_several_nodes() -> None:
     assert {cause for change in trace.changes for cause in change.causes.values()} <= CAUSES.keys()
 
 
+def test_slow_periods_and_corruption_have_their_rates() -> None:
+    trace = Generator(days=349, corrupt=0.2, slow=10.0, slow_hours=3.0, slow_factor=1.5).trace(400)
+    corrupt = sum(change.is_corruption(change.failed) for change in trace.changes)
+    assert corrupt / sum(bool(change.failed) for change in trace.changes) == pytest.approx(0.2, abs=0.05)
+    assert len(trace.slow) / (349 * 400) * 1000 == pytest.approx(10, rel=0.05)
+    assert sum(end - begin for begin, end, _, _ in trace.slow) / 3600 / len(trace.slow) == pytest.approx(3, rel=0.05)
+    assert {factor for *_, factor in trace.slow} == {1.5}
+    small = trace.fitted(100)
+    assert 0.8 < len(small.slow) / len(trace.slow) * 4 < 1.2
+    assert {period.node for period in small.slow} <= set(range(100))
+
+
 @pytest.mark.parametrize("generator", [Generator(rate=0), Generator(days=0.001)])
 def test_trace_without_failures(generator: Generator) -> None:
     trace = generator.trace(3)

@@ -47,6 +47,14 @@ def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, s
             assert schedule.failure_vector() == state.vector
 
 
+def test_slow_workers_give_micro_batches_to_their_peers() -> None:
+    system = ReCycle(scenario(ranks=2, micro_batches=32, limit=64))
+    state = Play(system).state
+    assert system.pace(state, {0: 2.0}) == pytest.approx(max(1.0, ceil(96 / 2.5) * 3 / state.period))
+    assert system.pace(state, {0: 2.0, 2: 2.0}) == pytest.approx(ceil(96 / 2) * 3 / state.period)
+    assert system.pace(state, {0: 2.0, 3: 2.0}) == system.pace(state, {0: 2.0})
+
+
 def test_each_technique_shortens_the_worked_example() -> None:
     """The paper's example: 1.2 of three pipelines of four stages dies; 27 slots without failure (1F1B)."""
     periods = []

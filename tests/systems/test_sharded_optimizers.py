@@ -76,7 +76,7 @@ def test_bytes_of_a_layer_depend_on_its_hosts() -> None:
 def test_optimizer_copies_of_each_system() -> None:
     held = {name: copies_of(system(scenario(copies=3))) for name, system in SYSTEMS.items()}
     assert held == {
-        **{"recycle": 3, "hot_spare": 3, "live_migration": 3, "checkpoint_restart": 1, "elaswave": 1},
+        **{"recycle": 3, "hot_spare": 3, "live_migration": 3, "job_restart": 3, "checkpoint_restart": 1, "elaswave": 1},
         **{"recycle_elastic": 0, "oobleck": 0, "bamboo": 0, "sample_dropping": 0},
     }
     assert {copies_of(system(scenario(copies=0))) for system in SYSTEMS.values()} == {0}
