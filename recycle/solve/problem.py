@@ -433,7 +433,7 @@ def _require_times(
             if seconds * max(speed) > LONGEST or (must_last and seconds * min(speed) < SHORTEST):
                 raise PlanError(
                     f"{where} {key}: stage {stage} takes {seconds:g}, on one of its workers less than {SHORTEST:g} or"
-                    f" more than {LONGEST:g}; state all times in another unit"
+                    f" more than {LONGEST:g}; state all times in another unit, or price a larger job"
                 )
     if links[-1] > LONGEST:
         raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; check the bandwidths")
