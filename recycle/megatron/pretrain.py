@@ -431,16 +431,17 @@ class _Pretraining:
         from megatron.core import parallel_state
 
         current, original = self._session, partial(self._originals["save_checkpoint"], iteration, model, optimizer)
+        passed = [named.get(f"{name}_group") for name in ("dp", "dp_cp", "expt_dp")]  # from Megatron-LM 0.19 on
 
         def save(peers: Peers) -> None:
             if self._is_torch:
-                with _ranked(int(not current.is_saver), _groups_of(optimizer)):
+                with _ranked(int(not current.is_saver), [*_groups_of(optimizer), *passed]):
                     original(*others, **named)
                 return
             groups = [parallel_state.get_data_parallel_group(with_context_parallel=has) for has in (False, True)]
             with current.world.only_savers() as self._acts_as, ExitStack() as stack:
                 if self._acts_as is not None:
-                    stack.enter_context(_ranked(current.worker.pipeline % peers.shards, groups))
+                    stack.enter_context(_ranked(current.worker.pipeline % peers.shards, [*groups, *passed]))
                     for part in self._parts(optimizer):  # which may be of another instance
                         stack.enter_context(replaced(part, "distributed_optimizer_instance_id", 0))
                     original(*others, **named)
@@ -471,8 +472,12 @@ def _shards_loaded_alone(parts: Sequence[Any]) -> Iterator[None]:
     )
     with ExitStack() as stack:
         for owner, name, options in owners:
-            stack.enter_context(replaced(owner, name, partial(getattr(owner, name), **options)))
+            stack.enter_context(replaced(owner, name, _with_options(getattr(owner, name), options)))
         yield
+
+
+def _with_options(function: Callable[..., Any], options: Mapping[str, bool]) -> Callable[..., Any]:
+    return lambda *arguments, **named: function(*arguments, **named | options)
 
 
 def _groups_of(optimizer: Any) -> list[Any]:
