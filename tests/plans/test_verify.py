@@ -73,9 +73,9 @@ def random_jobs() -> Iterator[tuple[PricedJob, list[Worker]]]:
 @pytest.mark.search
 def test_certificates_of_random_jobs_prove_the_bound_of_the_planner():
     rules = set()
-    for priced, dead in random_jobs():
+    for number, (priced, dead) in enumerate(random_jobs()):
         problem = Problem.from_job(priced, dead)
-        bound = lower_bound(problem, Deadline(0.1))
+        bound = lower_bound(problem, Deadline(0.1 if number % 8 else None))  # some in full, on a busy machine too
         made = certified(priced, problem, bound)
         assert made.certificate is not None, (priced, dead)
         assert made.certified_bound == bound == prove(made.as_schedule())
