@@ -263,7 +263,7 @@ def what_if(page: Any, folder: Path) -> None:
     opened(page, two_plans(), "?fail=1.2")
     drawn(page)
     page.locator(".workers button", has_text="0.1").click()
-    page.wait_for_selector(".lanes-view[data-ghost]")
+    page.wait_for_selector("text=Without 0.1, 1.2")
     drawn(page)
 
 

@@ -217,6 +217,11 @@ def memory_of_workers(context: TimelineContext) -> list[HeldMemory | None]:
     ]
 
 
+def exceeds_limit(context: TimelineContext) -> bool:
+    held = memory_of_workers(context)
+    return any(each.limit is not None and each.amount > each.limit * (1 + TOLERANCE) for each in held if each)
+
+
 def one_f_one_b_period(timeline: Timeline) -> float | None:
     """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers."""
     shape, profile = timeline.schedule.shape, timeline.profile

@@ -28,7 +28,7 @@ from viz.numbers import percent, short
 from viz.pages import panels
 from viz.pages.compare_page import ComparePage
 from viz.pages.scenario import curves
-from viz.pages.scoreboard_page import ScoreboardPage, rank
+from viz.pages.scoreboard_page import OVER, ScoreboardPage, rank
 from viz.scenario import PageModel, Scenario, prices_of_file
 from viz.sources import ScheduleFile, equal_work_times, family_sources, schedule_source
 
@@ -248,7 +248,7 @@ def check_figures(
 def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
     model, files = PageModel(), family_sources(Shape(1, 4, 8))
     timelines = [(each.name, model.put(each.timed)) for each in files if isinstance(each, ScheduleFile)]
-    figure, hint = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
+    _, figure = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
     lines = {line["name"]: (line["x"], line["y"]) for line in of_type(plain(figure), "Graph")[0]["figure"]["data"]}
     assert len(lines) == len(files)
     for file in files:
@@ -257,8 +257,13 @@ def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
         for place in (0, 12, 24):
             scenario = Scenario(f"W=2 link={x[place]}")
             assert y[place] == expected_timeline(file.schedule, file.chunk_time or 1.0, scenario).period
-    winners = [row.file.name for row in rank(files, model, Scenario("W=2 link=0"))[:1]]
-    assert words(plain(hint))[0].startswith(f"{winners[0]} has the shortest period")
+    for limit in ("", " limit=5"):
+        hint, _ = curves(model, "link", 1.0, timelines, Scenario(f"W=2 link=9{limit}"))
+        ranked = rank(files, model, Scenario(f"W=2 link=0{limit}"))
+        assert words(plain(hint))[0].startswith(f"{ranked[0].file.name} has the shortest period")
+        is_over = [bool(limit) and row.figures["peak memory"].number > 5 for row in ranked]
+        assert [row.verdict == OVER for row in ranked] == is_over == sorted(is_over)
+        assert any(is_over) == bool(limit)
     assert curves(model, "limit", 1.0, timelines, Scenario()) == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, set_props
 
+from recycle.job.profile import Profile
 from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, release_memory
 from viz.pages import panels, parts, scenario
 from viz.pages.lanes_view import selection_details
@@ -44,7 +45,7 @@ SLOTS = ("page", "controls", "lanes", "panels")
 """Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
 
-def bench(pages: Sequence[Page], first: html.Div | Mode, given: TimelineContext | None = None) -> list[html.Div]:
+def bench(pages: Sequence[Page], first: html.Div | Mode, given: tuple[Profile, float] | None = None) -> list[html.Div]:
     """Build the pages without lanes, and the workbench with lanes and dock.
 
     Args:

@@ -15,7 +15,7 @@ from recycle.job.shape import Worker
 from recycle.plans import Move
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.numbers import PLACE_DIGITS, percent, short
+from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view
@@ -122,6 +122,10 @@ class PlansPage(Page):
         scenario = Scenario.of(times, "")
         columns = [(title, self.cache.context_under(each.context, scenario)) for title, each in outcomes.items()]
         head, rows = figures_table(columns)
+        if text and (whole := self._outcome_or_none("")) is not None:
+            usual = self.cache.context_under(whole.context, scenario).timeline.period
+            against = (signed_percent(each.timeline.period / usual - 1) for _, each in columns)
+            rows.insert(1, ["against all workers", *against])
         rows.append(["found in", *(f"{short(outcome.seconds)} s" for outcome in outcomes.values())])
         origin = "Read from the library" if current.source == "library" else "Planned"
         moves_text = f" {_moved(current)}" if current.plan.moves or current.plan.layout_limit else ""

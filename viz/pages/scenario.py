@@ -15,8 +15,10 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from flask import Response, abort, request
 
 from recycle.errors import RecycleError
+from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker, place_workers
 from viz.condition import FORMS, named_workers
+from viz.details import exceeds_limit
 from viz.figures.charts import period_curves_figure
 from viz.lane_cache import TimelineContext
 from viz.numbers import short
@@ -40,14 +42,17 @@ HINT = (
 )
 
 
-def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
-    """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`."""
-    profile = given.timeline.profile if given else None
+def form(given: tuple[Profile, float] | None, controls: Sequence[Any]) -> list[Any]:
+    """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`.
+
+    Args:
+        given: see `Workspace.given`.
+    """
+    profile, share = given or (None, 1.0)
     fields = []
     for field in FIELDS:
         value = getattr(profile, field.key, None)
-        share = given.share if given and field.is_work else 1.0
-        text = short(value / share, 6) if isinstance(value, float | int) else ""
+        text = short(value / (share if field.is_work else 1.0), 6) if isinstance(value, float | int) else ""
         fields.append({"name": field.name, "title": field.title, "given": text})
     form = parts.div("retime", data_fields=json.dumps(fields), data_file_bytes=str(MAX_BYTES))
     title = f"{FORMS}. Dead workers need plans: recycle view job.toml"
@@ -57,12 +62,12 @@ def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
         id=FAILED, type="text", value="", placeholder=example, debounce=True, n_submit=0, size="30"
     )
     return [
-        parts.card("Times and limits", form),
         parts.div("row", label, text_field),
+        *controls,
+        parts.card("Times and limits", form),
         dcc.Input(id=TIMES, type="text", value="", className="hidden"),
         dcc.Store(id=CURVE),
         dcc.Store(id="scenario"),
-        *controls,
         parts.loading_area("curves"),
         parts.hint(HINT),
     ]
@@ -131,10 +136,13 @@ def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], 
         mark = None
     figure = period_curves_figure(title, values, periods, mark)
     view = parts.figure_view(figure, "curves-figure", f"Period of each timeline over {title}")
-    return [view, parts.hint(_shortest(values, periods))]
+    fitting = [name for name, each in contexts.items() if not exceeds_limit(model.context_under(each, scenario))]
+    return [parts.hint(_shortest(values, {name: periods[name] for name in fitting})), view]
 
 
 def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:
+    if not periods:
+        return "All exceed the memory limit."
     best = [min(periods, key=lambda name: (round(periods[name][place], 9), name)) for place in range(len(values))]
     turns = [place for place in range(1, len(best)) if best[place] != best[place - 1]]
     words = [f"{best[0]} has the shortest period" if len(periods) > 1 else ""]

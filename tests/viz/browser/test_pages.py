@@ -101,7 +101,7 @@ def test_two_schedules_are_compared_stacked_and_interleaved(journey: Any, addres
     )
     assert page.locator("b").count() == 0  # a name is text
     strip = page.get_attribute(".lanes-view[data-name=compare-1] .lanes-deltas canvas", "aria-label")
-    assert strip == "How much later instructions start in b>.json than in whole.json: -2 to 6"
+    assert strip == "Later starts in b>.json: -2 to 6"
     page.hover(".lanes-view[data-name=compare-0] .lanes-axes")
     lines = "() => [...document.querySelectorAll('.lanes-cursor')].map(l => l.style.transform)"
     page.wait_for_function(f"() => ({lines})().length === 2 && new Set(({lines})()).size === 1")

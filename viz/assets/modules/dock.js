@@ -105,6 +105,7 @@ export const dock = {
     clearTimeout(timer);
     timer = setTimeout(() => {
       const view = viewInUse();
+      for (const each of views.values()) each.root.toggleAttribute("data-current", each === view);
       if (!bench()?.contains(view?.root)) { tellStore("headline-of", null); return; }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
       tellStore("headline-of", address);

@@ -46,7 +46,9 @@ on("click", ".player [data-step]", ({ dataset: { step } }) => { stay(shown()); s
 /* Called with a press on a curve over time, and the page of its run. */
 export function openStep(_, click, page) {
   const step = click?.points?.[0]?.customdata;
-  if (step !== undefined) openPage(page, `${page}-step`, step);
+  if (step === undefined) return window.dash_clientside.no_update;
+  if (document.getElementById(`${page}-follow`)) setProps(`${page}-follow`, { value: [] });
+  openPage(page, `${page}-step`, step);
   return window.dash_clientside.no_update;
 }
 
