@@ -16,7 +16,7 @@ from recycle.cli.simulate import figures as simulated_figures
 from recycle.errors import PlanError
 from recycle.ir.families import FAMILIES, one_f_one_b, zb_h1
 from tests.ir.random_schedules import random_schedule
-from tests.viz.components import decode, of_type, plain, words
+from tests.viz.components import answered, decode, of_type, plain, words
 from tests.viz.conftest import planned
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
@@ -166,19 +166,19 @@ def test_the_page_gets_lanes_and_headline_of_a_scenario(broken: Schedule) -> Non
     client = build_app([schedule_source(Path("broken"), broken)]).server.test_client()
     address = re.search(r"lanes/\w+\.bin", client.get("/").get_data(as_text=True))[0]  # type: ignore[index]
 
-    def send(**body: Any) -> Any:
-        return client.post("/scenario", json={"addresses": [address], "active": 0, **body})
+    def send(**body: Any) -> tuple[dict[str, Any], list[bytes]]:
+        return answered(client.post("/scenario", json={"addresses": [address], "active": 0, **body}))
 
-    answer = send(times="F=2").get_json()
+    twice, lanes = send(times="F=2", addresses=[address, address])
     expected = simulate(broken, Profile.uniform(2.0))
-    assert decode(client.get("/" + answer["addresses"][0]).data)["description"]["span"] == expected.makespan
-    assert words(answer["headline"])[:2] == ["period ", short(expected.period, 6)]
-    assert send().get_json()["addresses"] == [address]
-    assert "Forward (F): write" in send(times="F=?").get_json()["problem"]
-    digest = client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}).get_json()["digest"]
-    addresses = [*send(times=f"file={digest}").get_json()["addresses"], *answer["addresses"]]
-    assert len({client.get(f"/{each}").data for each in addresses}) == 1
-    assert send(addresses=["lanes/0.bin"]).get_json()["addresses"] == [None]
+    assert [decode(each)["description"]["span"] for each in lanes] == [expected.makespan] * 2
+    assert client.get("/" + twice["addresses"][1]).data == lanes[1]
+    assert twice["headline"][0][:2] == ["period", short(expected.period, 6)]
+    assert send()[0]["addresses"] == [address]
+    assert "Forward (F): write" in send(times="F=?")[0]["problem"]
+    digest = answered(client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}))[0]["digest"]
+    assert send(times=f"file={digest}")[1] == lanes[:1]
+    assert send(addresses=["lanes/0.bin"]) == ({"addresses": [None], "headline": []}, [b""])
     refused = [client.post("/scenario", json=body).status_code for body in ({"file": ["p.json"]}, [1], {})]
     large = client.post("/scenario", data=b"x" * 2**21, content_type="application/json").status_code
     assert [*refused, large] == [400, 400, 400, 413]

@@ -117,7 +117,7 @@ def _panel(name: str, title: str, content: Any) -> html.Section:
 def bar() -> html.Div:
     label = "Figures of the timeline"
     headline = parts.div("headline", id="headline", aria_live="polite", aria_label=label)
-    return parts.div("bar", headline, parts.div("bar-tools"), dcc.Store(id="headline-of"))
+    return parts.div("bar", headline, parts.div("bar-tools"))
 
 
 def register(app: Dash, cache: PageModel) -> None:
@@ -141,11 +141,6 @@ def register(app: Dash, cache: PageModel) -> None:
             case {"panel": str(name)} if name in PANELS:
                 set_props(panel_id(name), {"children": panel_content(cache, request)})
         release_memory()
-
-    @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
-    def show_headline(address: Any) -> Any:
-        entry = cache.get(address)
-        return parts.headline_figures(entry) if entry is not None else []
 
 
 def panel_content(cache: LaneCache, request: dict[str, Any]) -> list[Any]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import plotly.utils
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from flask import Response, abort, request
 
@@ -18,11 +17,12 @@ from recycle.errors import RecycleError
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker, place_workers
 from viz.condition import FORMS, named_workers
-from viz.details import exceeds_limit
+from viz.details import exceeds_limit, headline
 from viz.figures.charts import period_curves_figure
 from viz.lane_cache import TimelineContext
 from viz.numbers import short
 from viz.pages import parts
+from viz.pages.lanes_view import answer
 from viz.scenario import FIELDS, PageModel, Scenario
 
 TIMES, FAILED, CURVE = "times", "fail", "curve"
@@ -153,12 +153,12 @@ def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:
 def register(app: Dash, model: PageModel) -> None:
     from viz.pages.page import keep_in_address
 
-    def answer() -> Response:
+    def lanes_under() -> Response:
         if request.content_length is None or request.content_length > MAX_BYTES:
             abort(413)
         match request.get_json(silent=True):
             case {"file": [str(name), str(text)]}:
-                return json_answer({"digest": model.keep_file(name[:120], text)})
+                return answer({"digest": model.keep_file(name[:120], text)})
             case {"addresses": [*addresses], **rest} if len(addresses) <= MAX_TIMELINES:
                 pass
             case _:
@@ -167,12 +167,12 @@ def register(app: Dash, model: PageModel) -> None:
         try:
             timed = [model.under(str(address), scenario) for address in addresses]
         except RecycleError as error:
-            return json_answer({"problem": str(error)})
-        active = rest.get("active")
-        shown = model.get(timed[active]) if isinstance(active, int) and 0 <= active < len(timed) else None
-        return json_answer({"addresses": timed, "headline": parts.headline_figures(shown) if shown else []})
+            return answer({"problem": str(error)})
+        lanes, active = [model.get(address) for address in timed], rest.get("active")
+        shown = lanes[active] if isinstance(active, int) and 0 <= active < len(lanes) else None
+        return answer({"addresses": timed, "headline": headline(shown) if shown else []}, lanes)
 
-    app.server.add_url_rule("/scenario", "scenario", answer, methods=["POST"])
+    app.server.add_url_rule("/scenario", "scenario", lanes_under, methods=["POST"])
     for text in (TIMES, FAILED):
         keep_in_address(app, text, State(text, "type"))
     parts.in_browser(app, "underScenario", Output("scenario", "data"), *INPUTS, prevent_initial_call=False)
@@ -186,7 +186,3 @@ def register(app: Dash, model: PageModel) -> None:
                 except RecycleError:
                     return no_update  # the form shows the message
         return []
-
-
-def json_answer(content: dict[str, Any]) -> Response:
-    return Response(json.dumps(content, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")
