@@ -16,8 +16,8 @@ function valueInAddress(query, id, { first, choices }) {
   return Array.isArray(first) ? named : text;
 }
 
-/* Steps of a run that is played do not enter the history; those of one that is followed do not enter the address. */
-const isFollowed = (id) => id.endsWith("-step") && document.querySelector(".following input:checked") !== null;
+/* Steps of a run that is played or followed do not enter the history. */
+const isMoving = () => document.querySelector(".playing, .following input:checked") !== null;
 
 window.addEventListener("popstate", () => {
   const query = readAddress();
@@ -35,13 +35,12 @@ export function keepInAddress({ outputs_list: { id } }, value, choices) {
   if (!controls.has(id)) {
     controls.set(id, { first: value, choices });
     const initial = controls.get(id).now = valueInAddress(query, id, controls.get(id));
-    if (id.endsWith("-step") && initial !== value) setProps(id.replace(/step$/, "follow"), { value: [] });
     if (id === "fail" && initial && !query.has("pages") && document.querySelector('.mode[data-page="plans"]')) setProps("pages", { value: "plans" });
     return asText(initial) !== asText(value) ? initial : no_update;
   }
   Object.assign(controls.get(id), { choices, now: value });
-  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !document.querySelector(".playing") && !isFollowed(id);
-  if ((choices === "text" && !value) || isFollowed(id)) query.delete(id); else query.set(id, asText(value));
+  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !id.endsWith("-follow") && !isMoving();
+  if (choices === "text" && !value) query.delete(id); else query.set(id, asText(value));
   writeAddress(query, isStep);
   return no_update;
 }
