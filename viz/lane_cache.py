@@ -21,9 +21,9 @@ import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -47,7 +47,6 @@ from viz.figures.palette import (
     FAILURE_HATCH,
     INK,
     PAINTS,
-    Paint,
     shade_of,
 )
 from viz.kinds import LABEL, LABEL_REROUTED, LINES, MARKS, kinds
@@ -116,16 +115,12 @@ def _drawing(weight_share: float, chunks: int) -> str:
         ],
         "texts": {"label": LABEL, "label_away": LABEL_REROUTED, "lines": LINES},
         "marks": {flag.name: text for flag, text in MARKS.items()},
-        "paints": _paints(PAINTS),
-        "chunk_paints": [_paints(CHUNK_PAINTS[shade_of(chunk, chunks)]) for chunk in range(chunks)],
+        "paints": list(map(asdict, PAINTS)),
+        "chunk_paints": [list(map(asdict, CHUNK_PAINTS[shade_of(chunk, chunks)])) for chunk in range(chunks)],
         "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
         "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},
     }
     return json.dumps(drawing, separators=(",", ":"))
-
-
-def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
-    return [{name: getattr(paint, name) for name in paint.__slots__} for paint in paints]
 
 
 def release_memory() -> None:

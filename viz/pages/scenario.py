@@ -136,8 +136,8 @@ def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], 
         mark = None
     figure = period_curves_figure(title, values, periods, mark)
     view = parts.figure_view(figure, "curves-figure", f"Period of each timeline over {title}")
-    fitting = [name for name, each in contexts.items() if not exceeds_limit(model.context_under(each, scenario))]
-    return [parts.hint(_shortest(values, {name: periods[name] for name in fitting})), view]
+    is_over = {name: exceeds_limit(model.context_under(each, scenario)) for name, each in contexts.items()}
+    return [parts.hint(_shortest(values, {name: periods[name] for name in periods if not is_over[name]})), view]
 
 
 def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:

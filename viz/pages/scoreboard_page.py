@@ -47,7 +47,7 @@ class ScoreboardPage(Page):
     def content(self, scenario: Scenario) -> list[Any]:
         """Build table and plot. Raises RecycleError for a scenario that does not fit the schedules."""
         ranked = rank(self.files, self.cache, scenario)
-        best = next((f"{row.file.name} is the fastest." for row in ranked if row.is_usable), "None can be used.")
+        best = f"{ranked[0].file.name} is the fastest." if ranked[0].is_usable else "None can be used."
         caption = f"{best} {times_text(self.files)} {_PICK}"
         content = [parts.card("Schedules", table_of(ranked, self.files, self.cache), caption=caption)]
         plotted = [row for row in ranked if {"period", "peak memory"} <= row.figures.keys()]

@@ -184,8 +184,8 @@ class ValidatePage(Page):
             return [lanes], [parts.problems([str(error)])], f"{name}: refused"
         left_out = parts.problems([f"skipped, because it cannot be read: {line}" for line in file.left_out])
         panel = [self.verdict(file), left_out, findings_of(file, "Findings", MAX_FINDINGS)]
-        lanes = SchedulePage([file], self.cache, self.prefix).timelines()
-        return lanes, panel, html.Span(f"{name}: read", className="calm")
+        status = html.Span(f"{name}: read", className="calm")
+        return SchedulePage([file], self.cache, self.prefix).timelines(), panel, status
 
     def verdict(self, file: ScheduleFile) -> html.Section:
         schedule = file.schedule

@@ -121,8 +121,7 @@ export const dock = {
     if (!place || (!figures && place.dataset.of === address)) return;
     place.dataset.of = address;
     const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer)).headline : []);
-    if (place.dataset.of !== address) return;
-    place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
+    if (place.dataset.of === address) place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
   },
 
   /* List the matches of a search in their panel. */

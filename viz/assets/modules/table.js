@@ -142,7 +142,6 @@ function partition(values, low, high, before) {
 }
 
 const PACKED = "data:application/gzip;base64,";
-
 export const fetchBytes = (address) => {
   if (address.startsWith(PACKED)) return unpacked(address.slice(PACKED.length));
   return fetch(address).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(new Error(`${address}: ${answer.status}`))));
