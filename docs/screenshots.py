@@ -37,7 +37,7 @@ from viz.sources import family_sources, load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
-SHOWN = ("timeline", "compare", "what-if", "large")
+SHOWN = ("timeline", "large", "scoreboard", "what-if", "stuck", "time", "executed")
 """Pictures that docs/guides/viewer.md shows."""
 SIZES, SCHEMES = ((1280, 800), (1920, 1080)), ("light", "dark")
 JOB = """
@@ -245,7 +245,7 @@ def interleaved(page: Any, folder: Path) -> None:
 
 
 def scoreboard(page: Any, _: Path) -> None:
-    page.goto(families() + "?times=link%3D0.25")
+    page.goto(families() + "?times=link%3D0.25 limit%3D5")
     page.wait_for_selector(".lanes-spark canvas")
     page.focus(".retime [data-field=link] input[type=range]")
     page.keyboard.press("ArrowRight")
@@ -263,7 +263,7 @@ def what_if(page: Any, folder: Path) -> None:
     opened(page, two_plans(), "?fail=1.2")
     drawn(page)
     page.locator(".workers button", has_text="0.1").click()
-    page.wait_for_selector(".lanes-view[data-ghost]")
+    page.wait_for_selector("text=Without 0.1, 1.2")
     drawn(page)
 
 
@@ -314,6 +314,12 @@ def run_page(page: Any, folder: Path) -> None:
     drawn(page)
 
 
+def executed(page: Any, folder: Path) -> None:
+    opened(page, served(lambda: build_app([load_source(run(folder))])), tab="Compare")
+    drawn(page)
+    page.wait_for_selector("text=Makespan and period")
+
+
 def time_page(page: Any, folder: Path) -> None:
     opened(page, served(lambda: build_app([load_source(run(folder))])), tab="Time of")
     page.wait_for_selector("text=Where the time went")
@@ -344,6 +350,7 @@ PICTURES: dict[str, Callable[[Any, Path], None]] = {
     "unreadable": unreadable,
     "run": run_page,
     "time": time_page,
+    "executed": executed,
     "empty-run": empty_run,
 }
 

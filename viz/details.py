@@ -217,6 +217,11 @@ def memory_of_workers(context: TimelineContext) -> list[HeldMemory | None]:
     ]
 
 
+def exceeds_limit(context: TimelineContext) -> bool:
+    held = memory_of_workers(context)
+    return any(each.limit is not None and each.amount > each.limit * (1 + TOLERANCE) for each in held if each)
+
+
 def one_f_one_b_period(timeline: Timeline) -> float | None:
     """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers."""
     shape, profile = timeline.schedule.shape, timeline.profile
@@ -226,12 +231,16 @@ def one_f_one_b_period(timeline: Timeline) -> float | None:
     if shape.cut or profile.speed or profile.links or hosted is None:
         return None
     times = {name: profile.per_stage(name, shape.stages) for name in _TIMES}
-    per_rank: dict[str, Any] = {
-        name: [sum(values[s] for s in stages) for stages in hosted] for name, values in times.items()
-    }
+    per_rank = tuple(tuple(sum(values[s] for s in stages) for stages in hosted) for values in times.values())
     message = max(profile.per_stage("message", shape.stages))
-    usual = Profile(**per_rank, latency=profile.latency, bandwidth=profile.bandwidth, message=message)
-    return time_graph(_usual(shape.ranks, shape.micro_batches), usual).period
+    return _usual_period(shape.ranks, shape.micro_batches, per_rank, profile.latency, profile.bandwidth, message)
+
+
+@lru_cache(64)
+def _usual_period(ranks: int, micro_batches: int, per_rank: Sequence[Sequence[float]], *link: Any) -> float:
+    times: dict[str, Any] = dict(zip(_TIMES, map(list, per_rank), strict=True))
+    usual = Profile(**times, **dict(zip(("latency", "bandwidth", "message"), link, strict=True)))
+    return time_graph(_usual(ranks, micro_batches), usual).period
 
 
 @lru_cache(8)

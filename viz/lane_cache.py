@@ -21,10 +21,10 @@ import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -47,7 +47,6 @@ from viz.figures.palette import (
     FAILURE_HATCH,
     INK,
     PAINTS,
-    Paint,
     shade_of,
 )
 from viz.kinds import LABEL, LABEL_REROUTED, LINES, MARKS, kinds
@@ -68,7 +67,8 @@ def encode(table: LaneTable) -> bytes:
         home, index = table.paired
         columns |= {PAIRED[0]: _narrow(home), PAIRED[1]: _narrow(index)}
     types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
-    described = json.dumps({"columns": types, **describe_table(table)}, separators=(",", ":")).encode()
+    own = json.dumps({"columns": types, **_own_description(table)}, separators=(",", ":"))
+    described = f"{own[:-1]},{_drawing(table.weight_share, table.chunks)[1:]}".encode()
     parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]
     parts.append(table.offsets.astype("<u4").tobytes())
     for column in columns.values():
@@ -86,9 +86,7 @@ def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(column == missing, np.iinfo(narrow).max, column).astype(narrow)
 
 
-def describe_table(table: LaneTable) -> dict[str, Any]:
-    """Return the canvas's data besides the columns: lane names, and the drawing of each kind and mark."""
-    places = {paint.key: place for place, paint in enumerate(PAINTS)}
+def _own_description(table: LaneTable) -> dict[str, Any]:
     return {
         "labels": [
             f"{label} \N{MULTIPLICATION SIGN}{table.speed[str(worker)]:g}" if str(worker) in table.speed else label
@@ -101,23 +99,28 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
         "halt": table.halt,
         "unit": time_unit(table),
         "by_rank": "stage" if table.shape.chunks == 1 else "rank",
+        "stages_per_chunk": table.shape.ranks,
+    }
+
+
+@lru_cache(64)
+def _drawing(weight_share: float, chunks: int) -> str:
+    """Return the drawing of each kind and mark as JSON, the same for many tables."""
+    places = {paint.key: place for place, paint in enumerate(PAINTS)}
+    drawing = {
         "bits": {flag.name: int(flag) for flag in Flag},
         "kinds": [
-            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in box_parts(number, table.weight_share)]}
+            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in box_parts(number, weight_share)]}
             for number, kind in enumerate(kinds())
         ],
         "texts": {"label": LABEL, "label_away": LABEL_REROUTED, "lines": LINES},
         "marks": {flag.name: text for flag, text in MARKS.items()},
-        "paints": _paints(PAINTS),
-        "chunk_paints": [_paints(CHUNK_PAINTS[shade_of(chunk, table.chunks)]) for chunk in range(table.chunks)],
-        "stages_per_chunk": table.shape.ranks,
+        "paints": list(map(asdict, PAINTS)),
+        "chunk_paints": [list(map(asdict, CHUNK_PAINTS[shade_of(chunk, chunks)])) for chunk in range(chunks)],
         "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
         "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},
     }
-
-
-def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
-    return [{name: getattr(paint, name) for name in paint.__slots__} for paint in paints]
+    return json.dumps(drawing, separators=(",", ":"))
 
 
 def release_memory() -> None:
@@ -144,16 +147,17 @@ class BoundedCache(Generic[K, V]):
     def __init__(self, max_weight: float, weight_of: Callable[[V], float], min_items: int = 1) -> None:
         self.max_weight, self.weight_of, self.min_items = max_weight, weight_of, min_items
         self._kept: OrderedDict[K, V] = OrderedDict()
+        self._weight = 0.0
         self._lock = threading.Lock()
 
     def put(self, key: K, value: V) -> V:
         with self._lock:
+            if key in self._kept:
+                self._weight -= self.weight_of(self._kept.pop(key))
             self._kept[key] = value
-            self._kept.move_to_end(key)
-            weights = [self.weight_of(item) for item in self._kept.values()]
-            while len(weights) > self.min_items and sum(weights) > self.max_weight:
-                self._kept.popitem(last=False)
-                del weights[0]
+            self._weight += self.weight_of(value)
+            while len(self._kept) > self.min_items and self._weight > self.max_weight:
+                self._weight -= self.weight_of(self._kept.popitem(last=False)[1])
         return value
 
     def get(self, key: K) -> V | None:

@@ -56,7 +56,7 @@ class Picture:
 
     def __repr__(self) -> str:
         source = self.source
-        problem = f", {source.problem}" if source.problem else ""
+        problem = ", deadlocks" if source.timeline is None else ""
         errors = source.findings.number("error")
         wrong = f", {errors} error(s) found by check" if errors else ""
         large = "" if len(source.lanes) <= SVG_LIMIT else "; too many operations for a picture, use recycle view"

@@ -109,12 +109,6 @@ class Run:
     def name(self) -> str:
         return self.path.resolve().name
 
-    @property
-    def workers(self) -> int:
-        """Number of workers of the job; the largest number of live workers if the shape is unknown."""
-        alive = [line["live_workers"] for line in self.metrics if isinstance(line.get("live_workers"), int)]
-        return self.shape.worker_count if self.shape else max(alive, default=0)
-
     def _read_once(self, key: object, read: Callable[[], T]) -> T | None:
         if key not in self._results:
             self._results[key] = read_or_report(read, self.problems, None)

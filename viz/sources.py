@@ -45,7 +45,6 @@ class ScheduleFile:
 
     Attributes:
         timeline: None when the order deadlocks; `lanes` then shows it until the deadlock.
-        problem: reason for a missing timeline; "" otherwise.
         origin: row of the lowered schedule -> row of `schedule`, -1 for instructions added by lowering; None if equal.
         chunk_time: time of each of F, I and W of a chunk, if no times are stated and the page's files differ in chunks
             per worker (see `equal_work_times`); else None.
@@ -58,7 +57,6 @@ class ScheduleFile:
     timeline: Timeline | None
     lanes: LaneTable
     findings: Findings
-    problem: str = ""
     origin: npt.NDArray[np.int64] | None = None
     chunk_time: float | None = None
     executed: bool = False
@@ -82,7 +80,7 @@ class ScheduleFile:
     def panels(self) -> list[Panel]:
         """Return the timeline as panels; [] if no instruction takes time."""
         period = self.timeline.period if self.timeline is not None else None
-        title = f"{self.name}: deadlocks; drawn up to the deadlock" if self.problem else self.name
+        title = f"{self.name}: deadlocks; drawn up to the deadlock" if self.timeline is None else self.name
         return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
 
     @cached_property
@@ -138,16 +136,16 @@ def schedule_source(
             return np.flatnonzero(np.isin(origin, broken)).tolist()
 
         marks = Marks(rows_of(findings), rows_of(other for finding in findings for other in finding.others))
-    timeline, problem = None, ""
+    timeline = None
     try:
         timeline = time_graph(graph, profile)
         lanes = LaneTable.from_timeline(timeline, marks=marks)
-    except RecycleError as error:
-        lanes, problem = LaneTable.until_deadlock(graph, profile, marks), str(error)
+    except RecycleError:  # a deadlock, which the findings explain
+        lanes = LaneTable.until_deadlock(graph, profile, marks)
     del graph
     if is_large:
         release_memory()
-    return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))
+    return ScheduleFile(path, schedule, timeline, lanes, findings, origin, left_out=tuple(left_out))
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:

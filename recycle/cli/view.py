@@ -103,8 +103,8 @@ def view(
 
         export(export_to, sources, _what_if(job, library, sources) if job or library else None, comparisons)
         for source in sources:
-            if isinstance(source, ScheduleFile) and source.problem:
-                typer.echo(f"{source.name}: {source.problem}", err=True)
+            if isinstance(source, ScheduleFile) and source.timeline is None:
+                typer.echo(f"{source.name}: deadlocks, and is drawn up to there; see recycle check", err=True)
         typer.echo(f"wrote {export_to}")
         return
     from viz.app import build_app, serve

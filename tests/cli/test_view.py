@@ -68,7 +68,7 @@ def test_times_and_families_are_options_as_of_simulate(command: Command) -> None
 
 def test_deadlocked_schedule_is_exported_with_a_note(command: Command) -> None:
     Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"}).save("stuck.json")
-    assert command("view stuck.json --export out.svg").err.startswith("stuck.json: the schedule deadlocks: ")
+    assert command("view stuck.json --export out.svg").err.startswith("stuck.json: deadlocks")
     assert "stuck.json: deadlocks; drawn up to the deadlock" in Path("out.svg").read_text()
 
 

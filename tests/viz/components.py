@@ -56,6 +56,16 @@ def graphs(component: Any) -> list[dict[str, Any]]:
     return of_type(component, "Graph")
 
 
+def answered(response: Any) -> tuple[dict[str, Any], list[bytes]]:
+    """The JSON of an answer, and the lanes after it."""
+    content, blocks = response.data, []
+    while content:
+        length = int.from_bytes(content[:4], "little")
+        blocks.append(content[4 : 4 + length])
+        content = content[4 + length + -length % 4 :]
+    return json.loads(blocks[0]), blocks[1:]
+
+
 HEADER = np.dtype([("magic", "S4"), ("lanes", "<u4"), ("operations", "<u4"), ("described", "<u4"), ("origin", "<f8")])
 
 

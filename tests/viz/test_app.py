@@ -18,7 +18,7 @@ from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, encode
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import lanes_view, selection_details
 from viz.pages.validate_page import MAX_BYTES
-from viz.sources import load_source, schedule_source
+from viz.sources import load_source
 
 
 @pytest.fixture
@@ -105,20 +105,6 @@ def test_browsers_cache_lanes_forever(client: Any, address: str, broken_timeline
     again = client.get(address, headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.data) == (304, b"")
     assert client.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
-
-
-def test_lanes_of_several_schedules_come_in_one_answer(schedule_file: Path, healthy: Schedule) -> None:
-    sources = [load_source(schedule_file), schedule_source(Path("whole"), healthy)]
-    client = build_app(sources).server.test_client()
-    addresses = re.findall(r"lanes/\w+\.bin", client.get("/").get_data(as_text=True))
-    joined = "+".join(address[len("lanes/") : -len(".bin")] for address in addresses)
-    content, place = client.get(f"/lanes/{joined}.bin").data, 0
-    for address in addresses:
-        length = int.from_bytes(content[place : place + 4], "little")
-        assert content[place + 4 : place + 4 + length] == client.get("/" + address).data
-        place += 4 + length + -length % 4
-    assert (place, len(addresses)) == (len(content), 2)
-    assert client.get(f"/lanes/{joined}+0.bin").status_code == 404
 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])

@@ -10,7 +10,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, check, simulate
 from recycle.ir.families import one_f_one_b
-from tests.viz.components import decode, words
+from tests.viz.components import answered, decode
 from viz.app import build_app
 from viz.numbers import short
 from viz.pages.editing import move
@@ -36,22 +36,24 @@ def test_the_page_gets_lanes_findings_and_file_of_an_edit() -> None:
     client: Any = build_app([schedule_source(Path("1f1b"), SCHEDULE, TIMES)]).server.test_client()
     address = re.search(r"lanes/\w+\.bin", client.get("/").get_data(as_text=True))[0]  # type: ignore[index]
 
-    def edit(address: str, place: int, to: int) -> Any:
-        return client.post("/edit", json={"address": address, "worker": 1, "place": place, "to": to}).get_json()
+    def edit(address: str, place: int, to: int) -> tuple[Any, str, Any]:
+        """The answer, the address of its lanes, and their description."""
+        sent = client.post("/edit", json={"address": address, "worker": 1, "place": place, "to": to})
+        answer, (lanes,) = answered(sent)
+        return answer, answer["addresses"][0], decode(lanes)["description"]
 
-    valid = edit(address, 1, 2)
+    valid, moved, lanes = edit(address, 1, 2)
     expected = simulate(move(simulate(SCHEDULE, TIMES).schedule, 1, 1, 2), TIMES)
     assert valid["message"] == "valid"
-    assert words(valid["headline"])[:2] == ["period ", short(expected.period, 6)]
-    assert decode(client.get("/" + valid["address"]).data)["description"]["span"] == expected.makespan
-    stuck = edit(valid["address"], 0, 5)
+    assert (valid["headline"][0][:2], lanes["span"]) == (["period", short(expected.period, 6)], expected.makespan)
+    stuck, halted, lanes = edit(moved, 0, 5)
     (finding,) = check(move(expected.schedule, 1, 0, 5))
     assert stuck["message"].startswith(f"error: {finding.message}")
-    assert decode(client.get("/" + stuck["address"]).data)["description"]["halt"] is not None
-    saved = client.get(stuck["address"].replace("lanes/", "/edited/").replace(".bin", ".json"))
+    assert lanes["halt"] is not None
+    saved = client.get(halted.replace("lanes/", "/edited/").replace(".bin", ".json"))
     assert Schedule.loads(saved.data).text() == move(expected.schedule, 1, 0, 5).text()
-    again = edit(stuck["address"], 5, 0)
-    assert (again["address"], again["message"]) == (valid["address"], "valid")
+    again, address, _ = edit(halted, 5, 0)
+    assert (address, again["message"]) == (moved, "valid")
     refused = [
         client.post("/edit", json=body).status_code for body in ({}, {"address": "x", "worker": 0, "place": 0, "to": 0})
     ]

@@ -65,9 +65,9 @@ def test_re_routed_work_is_listed_by_dead_worker_and_host(broken_timeline: Timel
     entry = entry_of(broken_timeline)
     (card,) = panels.rerouted_card(entry, entry.context)
     texts = words(plain(card))
-    assert [texts[at : at + 5] for at in (7, 13)] == [
-        ["1.1 → 0.1", "0", "3", "33.3 %", "27.3 %"],
-        ["1.1 → 2.1", "1", "3", "33.3 %", "27.3 %"],
+    assert [texts[at : at + 5] for at in (8, 14)] == [
+        ["1.1\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}0.1", "0", "3", "33.3 %", "27.3 %"],
+        ["1.1\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}2.1", "1", "3", "33.3 %", "27.3 %"],
     ]
     starts = {str(entry.table.instruction(i)): entry.table.start[i] for i in range(len(entry.table))}
     expected = [[1, starts[f"1{kind}1.0"], starts[f"1{kind}1.0"] + 1] for kind in "FIW"]

@@ -16,7 +16,7 @@ from recycle.cli.simulate import figures as simulated_figures
 from recycle.errors import PlanError
 from recycle.ir.families import FAMILIES, one_f_one_b, zb_h1
 from tests.ir.random_schedules import random_schedule
-from tests.viz.components import decode, of_type, plain, words
+from tests.viz.components import answered, decode, of_type, plain, words
 from tests.viz.conftest import planned
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
@@ -28,7 +28,7 @@ from viz.numbers import percent, short
 from viz.pages import panels
 from viz.pages.compare_page import ComparePage
 from viz.pages.scenario import curves
-from viz.pages.scoreboard_page import ScoreboardPage, rank
+from viz.pages.scoreboard_page import OVER, ScoreboardPage, rank
 from viz.scenario import PageModel, Scenario, prices_of_file
 from viz.sources import ScheduleFile, equal_work_times, family_sources, schedule_source
 
@@ -166,19 +166,19 @@ def test_the_page_gets_lanes_and_headline_of_a_scenario(broken: Schedule) -> Non
     client = build_app([schedule_source(Path("broken"), broken)]).server.test_client()
     address = re.search(r"lanes/\w+\.bin", client.get("/").get_data(as_text=True))[0]  # type: ignore[index]
 
-    def send(**body: Any) -> Any:
-        return client.post("/scenario", json={"addresses": [address], "active": 0, **body})
+    def send(**body: Any) -> tuple[dict[str, Any], list[bytes]]:
+        return answered(client.post("/scenario", json={"addresses": [address], "active": 0, **body}))
 
-    answer = send(times="F=2").get_json()
+    twice, lanes = send(times="F=2", addresses=[address, address])
     expected = simulate(broken, Profile.uniform(2.0))
-    assert decode(client.get("/" + answer["addresses"][0]).data)["description"]["span"] == expected.makespan
-    assert words(answer["headline"])[:2] == ["period ", short(expected.period, 6)]
-    assert send().get_json()["addresses"] == [address]
-    assert "Forward (F): write" in send(times="F=?").get_json()["problem"]
-    digest = client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}).get_json()["digest"]
-    addresses = [*send(times=f"file={digest}").get_json()["addresses"], *answer["addresses"]]
-    assert len({client.get(f"/{each}").data for each in addresses}) == 1
-    assert send(addresses=["lanes/0.bin"]).get_json()["addresses"] == [None]
+    assert [decode(each)["description"]["span"] for each in lanes] == [expected.makespan] * 2
+    assert client.get("/" + twice["addresses"][1]).data == lanes[1]
+    assert twice["headline"][0][:2] == ["period", short(expected.period, 6)]
+    assert send()[0]["addresses"] == [address]
+    assert "Forward (F): write" in send(times="F=?")[0]["problem"]
+    digest = answered(client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}))[0]["digest"]
+    assert send(times=f"file={digest}")[1] == lanes[:1]
+    assert send(addresses=["lanes/0.bin"]) == ({"addresses": [None], "headline": []}, [b""])
     refused = [client.post("/scenario", json=body).status_code for body in ({"file": ["p.json"]}, [1], {})]
     large = client.post("/scenario", data=b"x" * 2**21, content_type="application/json").status_code
     assert [*refused, large] == [400, 400, 400, 413]
@@ -248,7 +248,7 @@ def check_figures(
 def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
     model, files = PageModel(), family_sources(Shape(1, 4, 8))
     timelines = [(each.name, model.put(each.timed)) for each in files if isinstance(each, ScheduleFile)]
-    figure, hint = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
+    _, figure = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
     lines = {line["name"]: (line["x"], line["y"]) for line in of_type(plain(figure), "Graph")[0]["figure"]["data"]}
     assert len(lines) == len(files)
     for file in files:
@@ -257,8 +257,13 @@ def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
         for place in (0, 12, 24):
             scenario = Scenario(f"W=2 link={x[place]}")
             assert y[place] == expected_timeline(file.schedule, file.chunk_time or 1.0, scenario).period
-    winners = [row.file.name for row in rank(files, model, Scenario("W=2 link=0"))[:1]]
-    assert words(plain(hint))[0].startswith(f"{winners[0]} has the shortest period")
+    for limit in ("", " limit=5"):
+        hint, _ = curves(model, "link", 1.0, timelines, Scenario(f"W=2 link=9{limit}"))
+        ranked = rank(files, model, Scenario(f"W=2 link=0{limit}"))
+        assert words(plain(hint))[0].startswith(f"{ranked[0].file.name} has the shortest period")
+        is_over = [bool(limit) and row.figures["peak memory"].number > 5 for row in ranked]
+        assert [row.verdict == OVER for row in ranked] == is_over == sorted(is_over)
+        assert any(is_over) == bool(limit)
     assert curves(model, "limit", 1.0, timelines, Scenario()) == []
 
 

@@ -85,20 +85,22 @@ def _side_by_side(cls: type[Instruction], weight_share: float, top: float, botto
 def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
     """Iterate over the boxes of all operations, by lane and start; three times faster without labels."""
     kinds = table.kind.tolist()
-    parts = {kind: box_parts(kind, table.weight_share) for kind in set(kinds)}
-    rerouted = table.has(Flag.REROUTED).tolist()
-    start, end, chunk = table.start.tolist(), table.end.tolist(), table.chunk.tolist()
     shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
+    parts = {
+        kind: [[(shaded[paint], *rest) for paint, *rest in box_parts(kind, table.weight_share)] for shaded in shades]
+        for kind in set(kinds)
+    }
+    rerouted = table.has(Flag.REROUTED).tolist()
+    start, end = table.start.tolist(), table.end.tolist()
+    chunk = np.minimum(table.chunk, table.chunks - 1).tolist()
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
         is_rerouted = rerouted[operation] and not issubclass(KIND_CLASSES[kind], AsyncInstruction)
         text = label(table, operation) if is_labelled else ""
         second_text = backward_label(table, operation) if is_labelled else ""
-        for paint, first, last, top, bottom in parts[kind]:
-            shaded = shades[min(chunk[operation], table.chunks - 1)][paint]
-            yield Box(
-                operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, is_rerouted
-            )
+        for paint, first, last, top, bottom in parts[kind][chunk[operation]]:
+            ends = begin + first * length, begin + last * length
+            yield Box(operation, lane, *ends, top, bottom, paint, text, is_rerouted)
             text, second_text = second_text, ""
 
 

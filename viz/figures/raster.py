@@ -32,15 +32,18 @@ def sheet(panels: Sequence[Panel]) -> bytes:
     size = SHEET_WIDTH, ceil(height_of(heights))
     image = Image.new("RGB", (times * size[0], times * size[1]), PAPER)
     canvas, font_of = ImageDraw.Draw(image), cache(ImageFont.load_default)
-    down, across = (np.arange(pixels).astype(np.uint8) for pixels in (image.height, image.width))
-    stripes = Image.fromarray(np.add.outer(down, across) % (8 * times) < 3 * times)  # 256 is whole periods
+
+    @cache
+    def stripes(width: int, height: int, phase: int) -> Image.Image:
+        diagonals = np.add.outer(np.arange(phase, phase + height), np.arange(width))
+        return Image.fromarray(diagonals % (8 * times) < 3 * times)
 
     def rectangle(x: float, y: float, width: float, height: float, fill: str, hatch: str, border: str) -> None:
-        x0, y0, x1, y1 = (round(times * edge) for edge in (x, y, x + width, y + height))
+        x0, y0, x1, y1 = map(round, (times * x, times * y, times * (x + width), times * (y + height)))
         place = x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
         canvas.rectangle((x0, y0, place[2] - 1, place[3] - 1), fill)
         if hatch and min(width, height) > LEAST:
-            image.paste(hatch, place, stripes.crop(place))
+            image.paste(hatch, place, stripes(place[2] - x0, place[3] - y0, (x0 + y0) % (8 * times)))
         if border and min(width, height) > LEAST:
             canvas.rectangle((x0, y0, place[2] - 1, place[3] - 1), outline=border, width=times)
 

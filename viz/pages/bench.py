@@ -11,6 +11,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, set_props
 
+from recycle.job.profile import Profile
 from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, release_memory
 from viz.pages import panels, parts, scenario
 from viz.pages.lanes_view import selection_details
@@ -44,7 +45,7 @@ SLOTS = ("page", "controls", "lanes", "panels")
 """Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
 
-def bench(pages: Sequence[Page], first: html.Div | Mode, given: TimelineContext | None = None) -> list[html.Div]:
+def bench(pages: Sequence[Page], first: html.Div | Mode, given: tuple[Profile, float] | None = None) -> list[html.Div]:
     """Build the pages without lanes, and the workbench with lanes and dock.
 
     Args:
@@ -116,7 +117,7 @@ def _panel(name: str, title: str, content: Any) -> html.Section:
 def bar() -> html.Div:
     label = "Figures of the timeline"
     headline = parts.div("headline", id="headline", aria_live="polite", aria_label=label)
-    return parts.div("bar", headline, parts.div("bar-tools"), dcc.Store(id="headline-of"))
+    return parts.div("bar", headline, parts.div("bar-tools"))
 
 
 def register(app: Dash, cache: PageModel) -> None:
@@ -140,11 +141,6 @@ def register(app: Dash, cache: PageModel) -> None:
             case {"panel": str(name)} if name in PANELS:
                 set_props(panel_id(name), {"children": panel_content(cache, request)})
         release_memory()
-
-    @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
-    def show_headline(address: Any) -> Any:
-        entry = cache.get(address)
-        return parts.headline_figures(entry) if entry is not None else []
 
 
 def panel_content(cache: LaneCache, request: dict[str, Any]) -> list[Any]:

@@ -27,7 +27,6 @@ from viz.pages.comparison import (
     figures,
     first_choice,
     instruction_times,
-    largest,
     shade_legend,
 )
 from viz.pages.lanes_view import cached_response, lanes_view
@@ -145,7 +144,7 @@ class ComparePage(Page):
     def compare(
         self, keys: Sequence[str], arrangement: LaneArrangement = "stacked", scenario: Scenario | None = None
     ) -> list[Any]:
-        """Build the content below the lanes: figures, parts of the difference, largest differences."""
+        """Build the content below the lanes: figures, parts of the difference, times of instructions."""
         if len(keys) < 2:
             return []
         try:
@@ -156,7 +155,6 @@ class ComparePage(Page):
             parts.card("Makespan and period", figures(comparison), caption=" ".join(comparison.notes)),
             *(difference(comparison, pair, arrangement) for pair in comparison.pairs),
             *(instruction_times(comparison, pair) for pair in comparison.pairs if pair.is_matched),
-            *(largest(comparison, pair) for pair in comparison.pairs),
         ]
         release_memory()
         return cards

@@ -22,7 +22,6 @@ from viz.analysis.differences import (
     durations,
     first_order_divergence,
     first_start_difference,
-    is_weight_half,
     match,
     require_one_clock,
     scale_timeline,
@@ -41,7 +40,7 @@ from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
-MAX_DIFFERENCES, MAX_KINDS = 12, 96
+MAX_KINDS = 96
 PARTS_CAPTION = (
     "Mean over the live workers: each is at work or waits for something at every moment, so the parts add up to the"
     " makespan and their differences to the difference. Memory limits count where they are known."
@@ -237,26 +236,6 @@ def instruction_times(comparison: Comparison, pair: ComparedPair) -> html.Sectio
     head = ("", "count", f"first, p50{unit}", f"second, p50{unit}", f"p99{unit}", f"longer in all{unit}")
     title = f"Times of instructions in {pair.second.title}"
     return parts.card(title, parts.table(head, cells[:MAX_KINDS], "sortable"))
-
-
-def largest(comparison: Comparison, pair: ComparedPair) -> html.Details:
-    a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, comparison.unit
-    order = np.argsort(-np.abs(matches.delta), kind="stable")[:MAX_DIFFERENCES]
-    rows, is_half = [], is_weight_half(a, matches)
-    for place in order.tolist():
-        row, other = int(matches.first[place]), int(matches.second[place])
-        worker, other_worker = a.schedule.position(row)[0], b.schedule.position(other)[0]
-        rows.append(
-            [
-                f"{a.schedule.instruction(row)}{' (weight half)' if is_half[place] else ''}",
-                f"{worker} \N{RIGHTWARDS ARROW} {other_worker}" if matches.moved[place] else str(worker),
-                unit.text(float(matches.time[place])),
-                signed(float(matches.delta[place]) * unit.scale),
-            ]
-        )
-    head = ("instruction", "worker", "starts", f"later by{unit.suffix}")
-    title = f"Largest differences of {pair.second.title}"
-    return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
 
 def place_of(

@@ -16,9 +16,9 @@ from flask import Response, abort, request
 from recycle.ir.event_graph import load_compiled
 from recycle.ir.instruction import AsyncInstruction, StageWide, is_kind
 from recycle.ir.schedule import Schedule
+from viz.details import headline
 from viz.lane_cache import BoundedCache, LaneCache, TimelineContext, lanes_address
-from viz.pages import parts
-from viz.pages.scenario import json_answer
+from viz.pages.lanes_view import answer
 from viz.scenario import COMPILED_ROWS
 from viz.sources import schedule_source
 
@@ -68,7 +68,8 @@ def register(app: Dash, cache: LaneCache) -> None:
         edits.put(address, (schedule, context))
         first = next(iter(file.findings), None)
         message = f"{first.severity}: {first.message}" if first else "valid"
-        return json_answer({"address": address, "message": message, "headline": parts.headline_figures(lanes)})
+        content = {"addresses": [address], "message": message, "headline": headline(lanes)}
+        return answer(content, [cache.get(address)])
 
     def saved(digest: str) -> Response:
         known = edits.get(f"lanes/{digest}.bin") or abort(404)

@@ -7,14 +7,15 @@ draw arrows to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dash import Dash, html
 from flask import Response, abort, request
 
 from viz.analysis.memory import encode_held
-from viz.details import details
+from viz.details import details, headline
 from viz.kinds import summary
 from viz.lane_cache import LaneCache, TimedLanes, lanes_address
 from viz.numbers import time_unit
@@ -95,13 +96,16 @@ def cached_response(content: bytes, digest: str) -> Response:
     return answer
 
 
+def answer(content: Mapping[str, Any], lanes: Iterable[TimedLanes | None] = ()) -> Response:
+    """Build an answer to the browser: JSON, then the lanes of its `addresses`, each after its length as u32."""
+    blocks = [json.dumps(content).encode(), *(entry.content if entry else b"" for entry in lanes)]
+    padded = (len(block).to_bytes(4, "little") + block + bytes(-len(block) % 4) for block in blocks)
+    return Response(b"".join(padded), mimetype="application/octet-stream")
+
+
 def register(app: Dash, cache: LaneCache) -> None:
     def lanes(digest: str) -> Response:
-        """Return the lanes of a digest, or of several joined by "+": after each length, as u32, its content."""
-        contents = [(cache.get(each) or abort(404)).content for each in digest.split("+")]
-        if len(contents) > 1:
-            contents = [len(content).to_bytes(4, "little") + content + bytes(-len(content) % 4) for content in contents]
-        return cached_response(b"".join(contents), digest)
+        return cached_response((cache.get(digest) or abort(404)).content, digest)
 
     def held(digest: str) -> Response:
         entry = cache.get(digest)
@@ -109,7 +113,11 @@ def register(app: Dash, cache: LaneCache) -> None:
             abort(404)
         return cached_response(encode_held(entry, entry.context), digest)
 
-    for path, route in (("lanes/<digest>.bin", lanes), ("held/<digest>.bin", held)):
+    def figures(digest: str) -> Response:
+        entry = cache.get(digest)
+        return answer({"headline": headline(entry) if entry else []})
+
+    for path, route in (("lanes/<digest>.bin", lanes), ("held/<digest>.bin", held), ("figures/<digest>.bin", figures)):
         app.server.add_url_rule(f"/{path}", route.__name__, route)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dash import Dash, Input, Output, State, dcc, html
 
-from viz.lane_cache import TimelineContext
+from recycle.job.profile import Profile
 from viz.pages import parts
 from viz.run import Run
 from viz.run_files import REFRESH_SECONDS, LiveRun
@@ -73,9 +73,12 @@ class Workspace:
         return [*self.files, *(live.run for live in self.runs)]
 
     @property
-    def given(self) -> TimelineContext | None:
-        """A timeline with the times that the fields of the scenario start from; None without files."""
-        return next((file.context for file in self.files if file.context is not None and not file.executed), None)
+    def given(self) -> tuple[Profile, float] | None:
+        """Times that the fields of the scenario start from, and the `TimelineContext.share` in them, if known."""
+        for file in self.files:
+            if file.context is not None and not file.executed:
+                return file.context.timeline.profile, file.context.share
+        return (self.what_if.profile, 1.0) if self.what_if else None
 
 
 class Page(Protocol):

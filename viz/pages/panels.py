@@ -102,14 +102,14 @@ def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
         places = [(lane, float(start), float(end)) for start, end in zip(*times, strict=True)][:MAX_PLACES]
         show = parts.show_button(places, f"Show the work of {each.home} on {each.host}")
         names = ", ".join(map(str, each.micro_batches))
-        arrow = f"{each.home} \N{RIGHTWARDS ARROW} {each.host}"
+        arrow = f"{each.home}\N{NO-BREAK SPACE}\N{RIGHTWARDS ARROW}\N{NO-BREAK SPACE}{each.host}"
         shares = percent(each.share), percent(each.seconds / context.timeline.period)
         rows.append([arrow, names, each.seconds * unit.scale, *shares, show])
     if not rows:
         return []
     only = parts.tag(html.Button, "Only re-routed", className="quiet", type="button", data_only="REROUTED")
-    head = ("from, to", "micro-batches", f"work{unit.suffix}", "of its work", "of the period", only)
-    return [parts.card("Re-routed", parts.table(head, rows))]
+    head = ("from, to", "micro-batches", f"work{unit.suffix}", "of its work", "of the period", "")
+    return [parts.card("Re-routed", only, parts.table(head, rows))]
 
 
 def alike(gaps: Gaps) -> list[tuple[Gap, int]]:

@@ -11,9 +11,7 @@ from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
-from viz.details import headline
 from viz.figures.boxes import legend as entries_of
-from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.sources import Place
@@ -168,10 +166,6 @@ def gutter(*tables: LaneTable) -> int:
     longest = max((len(label) for table in tables for label in table.labels), default=3) + len(" 100 %")
     has_groups = any(table.shape.pipelines > 1 and table.shape.ranks > 1 for table in tables)
     return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
-
-
-def headline_figures(entry: TimedLanes) -> list[Any]:
-    return [html.Span([f"{each.name} ", html.Strong(each.value)], title=each.meaning) for each in headline(entry)]
 
 
 def show_button(places: Sequence[Place], description: str = "", graph: int | None = None) -> html.Button:

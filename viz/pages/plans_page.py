@@ -1,6 +1,6 @@
 """The page of plans: plan browser and what-if for the dead and slow workers of the scenario.
 
-One text field holds the workers; the browser keeps earlier texts, and `undo` restores the last one.
+One text field holds the workers. The page's address keeps it, so the browser's Back button restores earlier ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recycle.job.shape import Worker
 from recycle.plans import Move
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.numbers import PLACE_DIGITS, percent, short
+from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view
@@ -25,7 +25,6 @@ from viz.scenario import PageModel, Scenario
 from viz.what_if import PlannedOutcome, WhatIf
 
 MAX_ENTRIES = 100
-HISTORY = 50
 MAKE_LIBRARY = "Make one with: recycle plan job.toml --failures 2 --library plans, then: recycle view job.toml plans"
 MAX_MOVES = 8
 USAGE = (
@@ -34,7 +33,7 @@ USAGE = (
 )
 
 Trail = list[str]
-"""The answered texts, the current one last."""
+"""The text answered before the current one, if any, and the current one."""
 
 
 class PlansPage(Page):
@@ -51,7 +50,7 @@ class PlansPage(Page):
         return [cls(workspace.what_if, workspace.cache)] if workspace.what_if is not None else []
 
     def scenario(self) -> list[Any]:
-        buttons = [("undo", "Undo"), ("restore", "Restore all"), ("save", "Save the plan")]
+        buttons = [("restore", "Restore all"), ("save", "Save the plan")]
         if self.what_if.searcher is not None:
             buttons.append(("longer", "Search longer"))
         controls = parts.div(
@@ -122,6 +121,10 @@ class PlansPage(Page):
         scenario = Scenario.of(times, "")
         columns = [(title, self.cache.context_under(each.context, scenario)) for title, each in outcomes.items()]
         head, rows = figures_table(columns)
+        if text and (whole := self._outcome_or_none("")) is not None:
+            usual = self.cache.context_under(whole.context, scenario).timeline.period
+            against = (signed_percent(each.timeline.period / usual - 1) for _, each in columns)
+            rows.insert(1, ["against all workers", *against])
         rows.append(["found in", *(f"{short(outcome.seconds)} s" for outcome in outcomes.values())])
         origin = "Read from the library" if current.source == "library" else "Planned"
         moves_text = f" {_moved(current)}" if current.plan.moves or current.plan.layout_limit else ""
@@ -150,30 +153,26 @@ class PlansPage(Page):
         self._outcome(text)
         return text
 
-    def apply_press(self, pressed: Any, value: Any, text: str, trail: Trail) -> tuple[str, Trail] | None:
-        """Return (text, trail) after a press; None if nothing changes.
+    def apply_press(self, pressed: Any, value: Any, text: str, answered: str) -> str | None:
+        """Return the text after a press; None if nothing changes. Raises PlanError if no plan exists for the request.
 
-        Raises PlanError if no plan exists for the request.
+        Args:
+            answered: the text of the visible lanes and buttons; `text` may be one without a plan.
         """
         if pressed == self.name("restore"):
-            return "", trail
+            return ""
         if pressed == FAILED:
-            return text, trail
-        is_refused = self._outcome_or_none(text) is None
-        if pressed == self.name("undo"):
-            if is_refused:
-                return trail[-1], trail
-            return (trail[-2], trail[:-1]) if len(trail) > 1 else None
-        if is_refused:  # the visible lanes and buttons belong to the previous text
-            text = trail[-1]
+            return text
+        if self._outcome_or_none(text) is None:
+            text = answered
         if pressed == store_id("choice"):
             worker = self.pressed_worker(value)
-            return None if worker is None else (self.toggle(text, [worker]), trail)
+            return None if worker is None else self.toggle(text, [worker])
         if "workers" in pressed:
-            return self.toggle(text, named_workers(pressed["workers"], self.what_if.shape)), trail
+            return self.toggle(text, named_workers(pressed["workers"], self.what_if.shape))
         vector = [int(dead) for dead in pressed["vector"].split(",")]
         slow = parse(text, self.what_if.shape)
-        return self.require_plan(slow.with_failed(self.what_if.workers_of_vector(vector))), trail
+        return self.require_plan(slow.with_failed(self.what_if.workers_of_vector(vector)))
 
     def search(self, text: str) -> tuple[bool, str]:
         condition, what_if = self._condition(text)
@@ -236,7 +235,6 @@ class PlansPage(Page):
             self.output("message"),
             Input({"type": FAILED, "workers": ALL}, "n_clicks"),
             Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
-            self.input("undo", "n_clicks"),
             self.input("restore", "n_clicks"),
             Input(FAILED, "n_submit"),
             Input(store_id("choice"), "data"),
@@ -249,13 +247,12 @@ class PlansPage(Page):
             if not value:  # buttons just drawn
                 return no_update
             try:
-                changed = self.apply_press(pressed, value, values[-2] or "", values[-1])
+                changed = self.apply_press(pressed, value, values[-2] or "", values[-1][-1])
             except RecycleError as error:
                 return str(error)
             if changed is None:
                 return no_update
-            set_props(self.name("trail"), {"data": changed[1]})
-            set_props(FAILED, {"value": changed[0]})
+            set_props(FAILED, {"value": changed})
             set_props(TABS, {"value": self.prefix})
             return ""
 
@@ -267,7 +264,7 @@ class PlansPage(Page):
             if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
             text = text or ""
-            trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
+            trail = trail if trail[-1] == text else [trail[-1], text]
             try:
                 cards = self.outcome_cards(text, trail[:-1], times)
                 if ctx.triggered_id != TIMES:  # the browser applies other times to the lanes itself

@@ -23,8 +23,8 @@ PARTS_CAPTION = (
     " count; waiting is the rest of these, silences before their detection, and workers whose return is awaited."
 )
 BANDS_CAPTION = (
-    "Bands are interruptions, in the colors of the bar below: redone, planning, forming, moving, checkpointing. Drag"
-    " over a range of time to see its parts below, double-click for all; press a point to open its step."
+    "Bands are interruptions, in the colors of the bar above: redone, planning, forming, moving, checkpointing. Drag"
+    " over a range of time to see its parts above, double-click for all; press a point to open its step."
 )
 CHANGES_CAPTION = (
     "From the last commit of a generation to the start of the next. Slower after: how much longer the iterations until"
@@ -56,12 +56,12 @@ class ReportPage(PageOfRun):
         cards = [
             problems,
             parts.chips(facts(report)),
+            html.Div(self.parts_of(report, window), id=self.name("parts")),
             parts.card(
                 "The run over time",
                 parts.figure_view(figure, self.name("curves"), description),
                 caption=BANDS_CAPTION,
             ),
-            html.Div(self.parts_of(report, window), id=self.name("parts")),
             self.plans_in_use(),
         ]
         if report.changes:
@@ -104,7 +104,8 @@ class ReportPage(PageOfRun):
         title = "Where the time went"
         if len(within.spans) and within.wall < report.wall:
             title += f", from {short(max(begin, 0.0))} to {short(min(end, report.wall))} s"
-        return parts.card(title, bar, parts.table(PARTS_HEAD, part_rows(within)), caption=PARTS_CAPTION)
+        shares = parts.table(PARTS_HEAD, part_rows(within))
+        return parts.card(title, parts.div("beside", bar, shares), caption=PARTS_CAPTION)
 
     def static_content(self) -> list[Any]:
         return [html.H2(self.title, className="source"), *self.content()]

@@ -41,6 +41,7 @@ class RunPage(PageOfRun):
         attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
         controls = html.Div(
             [
+                dcc.Store(id=self.name("newest")),
                 parts.div("following", html.Div(id=self.name("moments"), **state["moments"]), follow),
                 parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
                 parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
@@ -199,15 +200,19 @@ class RunPage(PageOfRun):
             chosen = None if ctx.triggered_id == self.name("step") else attempt
             return self.timelines(step, chosen)
 
-        @app.callback(self.input("tick", "n_intervals"), self.state("follow", "value"), prevent_initial_call=True)
-        def read_again(_: int, follow: list[str] | None) -> None:
+        keep_in_address(app, self.name("follow"), self.state("follow", "options"))
+        step, newest = self.output("step", "value", again=True), self.input("newest", "data")
+        parts.in_browser(app, "followNewest", step, newest, self.state("follow", "value"))
+
+        @app.callback(self.input("tick", "n_intervals"), prevent_initial_call=True)
+        def read_again(_: int) -> None:
             self.refresh()
-            step = self.slider() | {"value": self.newest_step()}
-            if not follow:
-                del step["value"]
+            step = self.slider()
+            del step["value"]
             for part, properties in {
                 **self.state_of_run(),
                 "step": step,
+                "newest": {"data": self.newest_step()},
                 "tick": {"disabled": not self.run.live},
             }.items():
                 set_props(self.name(part), properties)

@@ -10,17 +10,19 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import plotly.utils
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from flask import Response, abort, request
 
 from recycle.errors import RecycleError
+from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker, place_workers
 from viz.condition import FORMS, named_workers
+from viz.details import exceeds_limit, headline
 from viz.figures.charts import period_curves_figure
 from viz.lane_cache import TimelineContext
 from viz.numbers import short
 from viz.pages import parts
+from viz.pages.lanes_view import answer
 from viz.scenario import FIELDS, PageModel, Scenario
 
 TIMES, FAILED, CURVE = "times", "fail", "curve"
@@ -40,14 +42,17 @@ HINT = (
 )
 
 
-def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
-    """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`."""
-    profile = given.timeline.profile if given else None
+def form(given: tuple[Profile, float] | None, controls: Sequence[Any]) -> list[Any]:
+    """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`.
+
+    Args:
+        given: see `Workspace.given`.
+    """
+    profile, share = given or (None, 1.0)
     fields = []
     for field in FIELDS:
         value = getattr(profile, field.key, None)
-        share = given.share if given and field.is_work else 1.0
-        text = short(value / share, 6) if isinstance(value, float | int) else ""
+        text = short(value / (share if field.is_work else 1.0), 6) if isinstance(value, float | int) else ""
         fields.append({"name": field.name, "title": field.title, "given": text})
     form = parts.div("retime", data_fields=json.dumps(fields), data_file_bytes=str(MAX_BYTES))
     title = f"{FORMS}. Dead workers need plans: recycle view job.toml"
@@ -57,12 +62,12 @@ def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
         id=FAILED, type="text", value="", placeholder=example, debounce=True, n_submit=0, size="30"
     )
     return [
-        parts.card("Times and limits", form),
         parts.div("row", label, text_field),
+        *controls,
+        parts.card("Times and limits", form),
         dcc.Input(id=TIMES, type="text", value="", className="hidden"),
         dcc.Store(id=CURVE),
         dcc.Store(id="scenario"),
-        *controls,
         parts.loading_area("curves"),
         parts.hint(HINT),
     ]
@@ -131,10 +136,13 @@ def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], 
         mark = None
     figure = period_curves_figure(title, values, periods, mark)
     view = parts.figure_view(figure, "curves-figure", f"Period of each timeline over {title}")
-    return [view, parts.hint(_shortest(values, periods))]
+    is_over = {name: exceeds_limit(model.context_under(each, scenario)) for name, each in contexts.items()}
+    return [parts.hint(_shortest(values, {name: periods[name] for name in periods if not is_over[name]})), view]
 
 
 def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:
+    if not periods:
+        return "All exceed the memory limit."
     best = [min(periods, key=lambda name: (round(periods[name][place], 9), name)) for place in range(len(values))]
     turns = [place for place in range(1, len(best)) if best[place] != best[place - 1]]
     words = [f"{best[0]} has the shortest period" if len(periods) > 1 else ""]
@@ -145,12 +153,12 @@ def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:
 def register(app: Dash, model: PageModel) -> None:
     from viz.pages.page import keep_in_address
 
-    def answer() -> Response:
+    def lanes_under() -> Response:
         if request.content_length is None or request.content_length > MAX_BYTES:
             abort(413)
         match request.get_json(silent=True):
             case {"file": [str(name), str(text)]}:
-                return json_answer({"digest": model.keep_file(name[:120], text)})
+                return answer({"digest": model.keep_file(name[:120], text)})
             case {"addresses": [*addresses], **rest} if len(addresses) <= MAX_TIMELINES:
                 pass
             case _:
@@ -159,12 +167,12 @@ def register(app: Dash, model: PageModel) -> None:
         try:
             timed = [model.under(str(address), scenario) for address in addresses]
         except RecycleError as error:
-            return json_answer({"problem": str(error)})
-        active = rest.get("active")
-        shown = model.get(timed[active]) if isinstance(active, int) and 0 <= active < len(timed) else None
-        return json_answer({"addresses": timed, "headline": parts.headline_figures(shown) if shown else []})
+            return answer({"problem": str(error)})
+        lanes, active = [model.get(address) for address in timed], rest.get("active")
+        shown = lanes[active] if isinstance(active, int) and 0 <= active < len(lanes) else None
+        return answer({"addresses": timed, "headline": headline(shown) if shown else []}, lanes)
 
-    app.server.add_url_rule("/scenario", "scenario", answer, methods=["POST"])
+    app.server.add_url_rule("/scenario", "scenario", lanes_under, methods=["POST"])
     for text in (TIMES, FAILED):
         keep_in_address(app, text, State(text, "type"))
     parts.in_browser(app, "underScenario", Output("scenario", "data"), *INPUTS, prevent_initial_call=False)
@@ -178,7 +186,3 @@ def register(app: Dash, model: PageModel) -> None:
                 except RecycleError:
                     return no_update  # the form shows the message
         return []
-
-
-def json_answer(content: dict[str, Any]) -> Response:
-    return Response(json.dumps(content, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")

@@ -43,7 +43,6 @@ class SchedulePage(Page):
         return self.files[0].name if len(self.files) == 1 else "Schedules"
 
     def layout(self) -> Mode:
-        problems = [f"{file.name}: {file.problem}; shown up to the deadlock" for file in self.files if file.problem]
         findings = [
             findings_of(file, f"Findings in {file.name}", MAX_FINDINGS, place)
             for place, file in enumerate(self.files)
@@ -54,7 +53,7 @@ class SchedulePage(Page):
             "Findings": findings,
         }
         filled = {title: content for title, content in panels.items() if content}
-        return Mode([parts.problems(problems), *self.timelines()], filled)
+        return Mode(self.timelines(), filled)
 
     def static_content(self) -> list[Any]:
         mode, table = self.layout(), parts.table(*figures_table([(file.name, file.context) for file in self.files]))
@@ -80,6 +79,8 @@ class SchedulePage(Page):
             failed = ", ".join(map(str, sorted(file.schedule.failed)))
             title, name = f"{file.name}: {file.schedule.shape}", f"{self.prefix}-{place}"
             title += f", {failed} failed" if failed else ""
+            if file.lanes.halt is not None:
+                title += f"; deadlocks at {file.lanes.halt:.6g}; pale instructions never run"
             common: dict[str, Any] = {"span": self.span, "left": left, "linked": self.prefix}
             views.append(lanes_view(title, file.timed, name, self.cache, place=place, **common))
         return views

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dash import Dash, Input, html, no_update
 
 from recycle.errors import RecycleError
-from viz.details import Figure, figures
+from viz.details import Figure, exceeds_limit, figures
 from viz.figures.charts import memory_period_figure
 from viz.lane_cache import TimedLanes, lanes_address, release_memory
 from viz.pages import parts
@@ -21,6 +21,7 @@ FIRST = 3
 """Number of schedules from which the page is the first."""
 MAX_PICTURED = 300_000
 """Maximum instructions of all schedules for pictures of their lanes."""
+OVER = "over the limit"
 _PICK = "Press two rows to compare them, a head to sort."
 
 
@@ -46,7 +47,8 @@ class ScoreboardPage(Page):
     def content(self, scenario: Scenario) -> list[Any]:
         """Build table and plot. Raises RecycleError for a scenario that does not fit the schedules."""
         ranked = rank(self.files, self.cache, scenario)
-        caption = f"{times_text(self.files)} {_PICK}"
+        best = f"{ranked[0].file.name} is the fastest." if ranked[0].is_usable else "None can be used."
+        caption = f"{best} {times_text(self.files)} {_PICK}"
         content = [parts.card("Schedules", table_of(ranked, self.files, self.cache), caption=caption)]
         plotted = [row for row in ranked if {"period", "peak memory"} <= row.figures.keys()]
         points = [[row.file.name, *(row.figures[name].number for name in ("period", "peak memory"))] for row in plotted]
@@ -74,15 +76,29 @@ class RankedSchedule(NamedTuple):
     file: ScheduleFile
     entry: TimedLanes
     figures: dict[str, Figure]
+    verdict: str
+
+    @property
+    def is_usable(self) -> bool:
+        return "period" in self.figures and self.verdict != OVER and not self.file.findings.number("error")
 
 
 def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | None = None) -> list[RankedSchedule]:
-    """Return the schedules under a scenario, shortest period first. Raises JobError or PlanError."""
+    """Return the schedules under a scenario: valid ones within their limits first, of these the shortest period.
+
+    Raises JobError or PlanError.
+    """
     ranked = []
     for file in files:
         entry = model.entry(file.timed, scenario or Scenario())
-        ranked.append(RankedSchedule(file, entry, {each.name: each for each in figures(entry.context, entry.unit)}))
-    return sorted(ranked, key=lambda row: row.figures["period"].number if "period" in row.figures else float("inf"))
+        by_name = {each.name: each for each in figures(entry.context, entry.unit)}
+        is_over = entry.context is not None and exceeds_limit(entry.context)
+        ranked.append(RankedSchedule(file, entry, by_name, OVER if is_over else _verdict(file)))
+
+    def place(row: RankedSchedule) -> tuple[bool, float]:
+        return not row.is_usable, row.figures["period"].number if "period" in row.figures else float("inf")
+
+    return sorted(ranked, key=place)
 
 
 def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel) -> html.Div:
@@ -90,7 +106,7 @@ def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], mo
     names = dict.fromkeys(name for row in ranked for name in row.figures)
     is_pictured = sum(len(file.lanes) for file in files) <= MAX_PICTURED
     rows = []
-    for file, entry, by_name in ranked:
+    for file, entry, by_name, verdict in ranked:
         key = f"file/{files.index(file)}" if file.timeline is not None else None
         title, index = str(file.schedule.shape), "0" if key else None
         cells: list[object] = [parts.tag(html.Span, file.name, title=title, data_pick=key, tabIndex=index)]
@@ -100,7 +116,7 @@ def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], mo
         for name in names:
             figure = by_name.get(name)
             cells.append(figure and parts.tag(html.Span, figure.value, data_sort=str(figure.number)))
-        rows.append([*cells, _verdict(file)])
+        rows.append([*cells, verdict])
     head = ["", *(["lanes"] * is_pictured), *names, "checker"]
     return parts.table(head, rows, "scoreboard")
 

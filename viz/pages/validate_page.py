@@ -182,10 +182,10 @@ class ValidatePage(Page):
             hint = "docs/reference/file-format.md describes the files."
             lanes = parts.empty_state(f"{name} could not be read as a schedule.", hint)
             return [lanes], [parts.problems([str(error)])], f"{name}: refused"
-        left_out = [f"skipped, because it cannot be read: {line}" for line in file.left_out]
-        problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])
-        panel = [self.verdict(file), problems, findings_of(file, "Findings", MAX_FINDINGS)]
-        return self.lanes(file), panel, html.Span(f"{name}: read", className="calm")
+        left_out = parts.problems([f"skipped, because it cannot be read: {line}" for line in file.left_out])
+        panel = [self.verdict(file), left_out, findings_of(file, "Findings", MAX_FINDINGS)]
+        status = html.Span(f"{name}: read", className="calm")
+        return SchedulePage([file], self.cache, self.prefix).timelines(), panel, status
 
     def verdict(self, file: ScheduleFile) -> html.Section:
         schedule = file.schedule
@@ -196,12 +196,6 @@ class ValidatePage(Page):
         words += [f"failed: {failed}"] if failed else []
         verdict = "Not valid" if errors else "Valid, with warnings" if warnings else "Valid"
         return parts.card(f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count), parts.chips(words))
-
-    def lanes(self, file: ScheduleFile) -> list[Any]:
-        halt, views = file.lanes.halt, SchedulePage([file], self.cache, self.prefix).timelines()
-        if halt is None:
-            return views
-        return [parts.hint(f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back."), *views]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of request sizes."""

@@ -67,26 +67,46 @@ def drawn(page: Any, *names: str) -> None:
     page.wait_for_function("names => names.every(name => window.recycle?.views.get(name)?.drawn)", arg=list(names))
 
 
+HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
+PRESS = """step => document.querySelector('#time0-curves .js-plotly-plot').emit(
+  'plotly_click', {points: [{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}]})"""
+
+
+def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
+    journey: Any, tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viz.pages.page.REFRESH_SECONDS", 1.0)
+    page = journey(served(make_run(tmp_path / "run", live=True)))
+    page.wait_for_function(HEADING, arg=8)
+    page.click(".tab:has-text('Time of')")
+    page.wait_for_selector("#time0-curves .js-plotly-plot")
+    page.evaluate(PRESS, 2)
+    for again in (page.reload, page.title):
+        page.wait_for_function(HEADING, arg=2)
+        page.wait_for_timeout(1500)
+        assert page.evaluate(HEADING, 2)
+        again()
+
+
 def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Path) -> None:
     page = journey(served(run_dir) + "/?run0-step=4")
-    heading = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
-    page.wait_for_function(heading, arg=4)
+    page.wait_for_function(HEADING, arg=4)
     drawn(page, "run0-executed")
     assert page.evaluate("() => [...recycle.views.get('run0-executed').table.failed]") == [3]
     for press, step in (("step after", 5), ("change after", 6), ("change before", 3)):
         page.click(f'.player [data-go="{press}"]')
-        page.wait_for_function(heading, arg=step)
+        page.wait_for_function(HEADING, arg=step)
         page.wait_for_function("step => location.search.includes(`run0-step=${step}`)", arg=step)
     page.go_back()
-    page.wait_for_function(heading, arg=6)
+    page.wait_for_function(HEADING, arg=6)
     page.locator(".lanes-view").first.focus()  # Space on a button presses that
     page.keyboard.press("Space")
-    page.wait_for_function(heading, arg=8)
+    page.wait_for_function(HEADING, arg=8)
     page.wait_for_function("() => document.querySelector('[data-go=play]').textContent === 'Play'")  # the last step
     page.go_back()  # what was played is one step
-    page.wait_for_function(heading, arg=5)
+    page.wait_for_function(HEADING, arg=5)
     page.click(".moments button")
-    page.wait_for_function(heading, arg=2)
+    page.wait_for_function(HEADING, arg=2)
 
 
 def test_two_schedules_are_compared_stacked_and_interleaved(journey: Any, address: str) -> None:
@@ -101,7 +121,7 @@ def test_two_schedules_are_compared_stacked_and_interleaved(journey: Any, addres
     )
     assert page.locator("b").count() == 0  # a name is text
     strip = page.get_attribute(".lanes-view[data-name=compare-1] .lanes-deltas canvas", "aria-label")
-    assert strip == "How much later instructions start in b>.json than in whole.json: -2 to 6"
+    assert strip == "Later starts in b>.json: -2 to 6"
     page.hover(".lanes-view[data-name=compare-0] .lanes-axes")
     lines = "() => [...document.querySelectorAll('.lanes-cursor')].map(l => l.style.transform)"
     page.wait_for_function(f"() => ({lines})().length === 2 && new Set(({lines})()).size === 1")
@@ -159,7 +179,7 @@ def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: A
         check(page, Scenario(" ".join([*words, "I=1.75"]), scenario.workers))
 
 
-def test_a_pressed_worker_fails_and_undo_restores_it(journey: Any, address: str) -> None:
+def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str) -> None:
     page = journey(address + "/?fail=1.1")
     page.wait_for_selector("text=Without 1.1")
     page.click(".workers button:text-is('0.0')")
@@ -169,8 +189,8 @@ def test_a_pressed_worker_fails_and_undo_restores_it(journey: Any, address: str)
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
     page.click(".workers button:text-is('2.1')")
     page.wait_for_selector("text=no live worker is left for stage 1")
-    page.click("button:text-is('Undo')")
-    page.wait_for_function("() => location.search.includes('fail=0.0,1.1')")
+    page.go_back()
+    page.wait_for_function("() => /fail=0.0,1.1(&|$)/.test(location.search)")
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.table.failed) === '0,3'")
     page.evaluate("() => recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
     page.wait_for_function("() => /fail=0.0(&|$)/.test(location.search)")

@@ -39,7 +39,7 @@ export function keepInAddress({ outputs_list: { id } }, value, choices) {
     return asText(initial) !== asText(value) ? initial : no_update;
   }
   Object.assign(controls.get(id), { choices, now: value });
-  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !isMoving();
+  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !id.endsWith("-follow") && !isMoving();
   if (choices === "text" && !value) query.delete(id); else query.set(id, asText(value));
   writeAddress(query, isStep);
   return no_update;

@@ -9,7 +9,7 @@ const shade = (delta, [some, much]) => (Number.isNaN(delta) ? 5 : delta > much ?
 function withDeltas(table, deltas, options) {
   const matched = deltas.filter((delta) => !Number.isNaN(delta)), extreme = (choose) => matched.reduce((result, delta) => choose(result, delta), 0);
   const derived = options.is_shaded ? shaded(table, deltas, options) : Object.create(table);
-  derived.compared = [{ table: derived, deltas, title: options.title, name: options.name, low: extreme(Math.min), high: extreme(Math.max) }];
+  derived.compared = [{ table: derived, deltas, name: options.name, low: extreme(Math.min), high: extreme(Math.max) }];
   return derived;
 }
 

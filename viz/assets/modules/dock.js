@@ -2,6 +2,7 @@
    fills panels on request (`bench-asked`). */
 import { modes } from "viz/modes.js";
 import { element, followDrag, inSight, on, readAddress, setAttributes, setProps, state, store, stored, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
+import { fetchBytes, unpackAnswer } from "viz/table.js";
 const KEY = "recycle-dock", WAIT = 150, MIN_SIZE = 180, STEP = 40, ROOM = 260;
 const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
 const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...stored(KEY) };
@@ -105,18 +106,22 @@ export const dock = {
     clearTimeout(timer);
     timer = setTimeout(() => {
       const view = viewInUse();
-      if (!bench()?.contains(view?.root)) { tellStore("headline-of", null); return; }
+      for (const each of views.values()) each.root.toggleAttribute("data-current", each === view);
+      if (!bench()?.contains(view?.root)) { dock.headline(""); return; }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
-      tellStore("headline-of", address);
+      dock.headline(address);
       if (["figures", "explain", "workers"].includes(panel)) ask({ panel, address });
       if (panel === "view") ask({ panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
     }, WAIT);
   },
 
-  /* Show the headline of an address if it is known already. */
-  headline(address, children) {
-    sent.set(JSON.stringify("headline-of"), JSON.stringify(address));
-    setProps("headline", { children });
+  /* Show figures as [name, value, meaning]; of an address alone, those that the server tells. */
+  async headline(address, figures) {
+    const place = document.getElementById("headline");
+    if (!place || (!figures && place.dataset.of === address)) return;
+    place.dataset.of = address;
+    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer)).headline : []);
+    if (place.dataset.of === address) place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
   },
 
   /* List the matches of a search in their panel. */

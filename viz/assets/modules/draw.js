@@ -2,7 +2,7 @@
    the arrows of the selection, in canvas pixels. */
 import { Shares, bandRows } from "viz/raster.js";
 import { drawHeld, drawHeldMarks } from "viz/strips.js";
-const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 12, UPRIGHT = 9, UPRIGHT_LANE = 34, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.6;
+const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 12, UPRIGHT = 9, UPRIGHT_LANE = 34, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.6, SMALL = 0.8;
 
 /* `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
 export class Picture {
@@ -182,11 +182,10 @@ export class Picture {
       const begin = table.start[i], long = table.end[i] - begin, high = (bottom - top) * this.perRow;
       const x0 = Math.max(0, (begin + first * long - this.view.t0) * this.perTime), x1 = Math.min(this.width, (begin + last * long - this.view.t0) * this.perTime);
       use(`${weight}${letters}px ${theme.font}`);
-      const fit = (x1 - x0) / context.measureText(text).width;
-      const middle = [(x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio];
-      const isUpright = fit < SMALLEST && context.measureText(text).width < high && x1 - x0 >= 0.8 * letters;
-      if (!isUpright && (fit < SMALLEST || high < 0.8 * letters)) return;
-      if (!isUpright && fit < 1) use(`${weight}${SMALLEST * letters}px ${theme.font}`);
+      const wide = context.measureText(text).width, middle = [(x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio];
+      const isUpright = x1 - x0 < SMALLEST * wide && high >= SMALLEST * wide && x1 - x0 >= 0.8 * letters, fit = (isUpright ? high : x1 - x0) / wide;
+      if (fit < SMALLEST || (!isUpright && high < 0.8 * letters)) return;
+      if (fit < 1) use(`${weight}${(fit < SMALL ? SMALLEST : SMALL) * letters}px ${theme.font}`);
       context.fillStyle = this.paints(i)[paint].ink;
       context.save();
       context.translate(...middle);

@@ -23,10 +23,10 @@ async function move(view, operation, to) {
   if (!hasServer() || view.root.dataset.timed || view.table.sources) throw new Error("not a schedule of its own");
   const lane = view.table.laneOf(operation), all = program(view, lane), place = all.indexOf(operation), before = given(view);
   if (place < 0 || to < 0 || to >= all.length || to === place) return;
-  const { address, message, headline } = await post({ address: before, worker: lane, place, to }, "edit");
+  const { addresses: [address], message, headline } = await post({ address: before, worker: lane, place, to }, "edit");
   view.edits.push(before);
   await showLanes(view, address);
-  if (headline.length) dock.headline(view.root.dataset.address, headline);
+  dock.headline(view.root.dataset.address, headline);
   view.announce(message);
 }
 

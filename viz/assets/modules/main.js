@@ -5,7 +5,7 @@ import "viz/keys.js";
 import "viz/lost.js";
 import { showMode } from "viz/modes.js";
 import { element, state, views } from "viz/page.js";
-import { openStep } from "viz/player.js";
+import { followNewest, openStep } from "viz/player.js";
 import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
@@ -14,7 +14,7 @@ import { underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, keepInAddress, openStep, showMode, underScenario };
+export const callbacks = { arrows, followNewest, keepInAddress, openStep, showMode, underScenario };
 window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },

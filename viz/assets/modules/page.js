@@ -19,12 +19,12 @@ export function writeAddress(query, isStep = false) {
   history[isStep ? "pushState" : "replaceState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
 }
 
-/* Open a page with the value of one of its controls. */
-export function openPage(page, id, value) {
+/* Open a page with values of its controls. */
+export function openPage(page, values) {
   const query = readAddress();
-  query.set(id, String(value));
+  for (const [id, value] of Object.entries(values)) query.set(id, String(value));
   writeAddress(query);
-  if (document.getElementById(id)) setProps(id, { value });
+  for (const [id, value] of Object.entries(values)) if (document.getElementById(id)) setProps(id, { value });
   setProps("pages", { value: page });
 }
 

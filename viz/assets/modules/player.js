@@ -46,8 +46,11 @@ on("click", ".player [data-step]", ({ dataset: { step } }) => { stay(shown()); s
 /* Called with a press on a curve over time, and the page of its run. */
 export function openStep(_, click, page) {
   const step = click?.points?.[0]?.customdata;
-  if (step !== undefined) openPage(page, `${page}-step`, step);
+  if (step !== undefined) openPage(page, { [`${page}-follow`]: [], [`${page}-step`]: step });
   return window.dash_clientside.no_update;
 }
+
+/* Called with the newest step of a live run; decided here, as the reader may choose a step while the server answers. */
+export const followNewest = (_, newest, follow) => (follow?.length ? newest : window.dash_clientside.no_update);
 
 for (const name of ["pointerdown", "keydown"]) on(name, ".step", () => stay(shown()));

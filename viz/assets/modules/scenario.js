@@ -2,7 +2,7 @@
    itself (`data-timed`) are replaced by those under the scenario, together; answers to outdated questions are dropped. */
 import { dock } from "viz/dock.js";
 import { element, inSight, on, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
-import { fetchTables } from "viz/table.js";
+import { unpackAnswer } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
@@ -11,8 +11,8 @@ let question = 0, names = "", telling = null;
 
 export const post = (body, path = "scenario") => fetch(path, { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
   if (!answer.ok) throw new Error("The server refused the request. Reload the page.");
-  return answer.json();
-});
+  return answer.arrayBuffer();
+}).then(unpackAnswer);
 const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
 export const isGiven = () => !texts.times && !texts.workers;
 
@@ -46,11 +46,9 @@ export async function apply() {
   const own = ++question, all = [...views.values()].filter((view) => view.root.isConnected && !view.root.dataset.timed);
   if (!all.length) return say("");
   const active = all.indexOf(viewInUse()), given = all.map(({ root: { dataset } }) => dataset.original || dataset.address);
-  const { addresses, headline, problem } = await post({ addresses: given, active, ...texts });
+  const { addresses, headline, problem, tables } = await post({ addresses: given, active, ...texts });
   if (own !== question) return undefined;
   if (problem) return say(problem);
-  const tables = await fetchTables(addresses);
-  if (own !== question) return undefined;
   const whole = all.filter(({ view, span }) => view.t0 <= 0 && view.t1 >= span);
   all.forEach((view, place) => {
     const { dataset } = view.root, table = tables[place];
@@ -60,7 +58,7 @@ export async function apply() {
   });
   fitSpans(all);
   for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
-  if (active >= 0 && headline.length) dock.headline(addresses[active], headline);
+  if (active >= 0) dock.headline(addresses[active], headline);
   return say("");
 }
 

@@ -46,7 +46,7 @@ function pick(row) {
   if (target) { setProps(target, { value: value.join(",") }); return; }
   if (picked.length < 2) return;
   for (const other of picked) other.ariaSelected = "false";
-  openPage("compare", "compare-chosen", value);
+  openPage("compare", { "compare-chosen": value });
 }
 
 on("click", `:is(${SORTED}) thead th`, sort);

@@ -128,11 +128,11 @@ export function drawMemory(view, picture) {
 export function drawDeltas(view, picture) {
   const place = view.root.querySelector(".lanes-deltas"), { theme, ratio, left, width } = picture;
   (view.table.compared || []).forEach((entry, at) => {
-    const { table, deltas, title, name, low, high } = entry, { t0, t1 } = picture.view, room = 0.08 * (high - low) || 1, inView = [];
+    const { table, deltas, name, low, high } = entry, { t0, t1 } = picture.view, room = 0.08 * (high - low) || 1, inView = [];
     for (let i = 0; i < table.length; i++) {
       if (table.start[i] >= t0 && table.start[i] <= t1 && table.isWork[table.kind[i]] && !Number.isNaN(deltas[i])) inView.push(i);
     }
-    const words = `How much later instructions start in ${name} than in ${title}: ${table.time(low)} to ${table.time(high)}`;
+    const words = `Later starts in ${name}: ${table.time(low)} to ${table.time(high)}`;
     const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show: (value) => shown(value * table.unit[0]) };
     strip(view, picture, place, at, axis, (context, x, y) => {
       line(context, left, left + width, y(0), theme.muted, ratio);

@@ -142,7 +142,6 @@ function partition(values, low, high, before) {
 }
 
 const PACKED = "data:application/gzip;base64,";
-
 export const fetchBytes = (address) => {
   if (address.startsWith(PACKED)) return unpacked(address.slice(PACKED.length));
   return fetch(address).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(new Error(`${address}: ${answer.status}`))));
@@ -167,19 +166,15 @@ export function fetchTable(address, bytes = () => fetchBytes(address)) {
   return table;
 }
 
-/* The tables of several addresses, fetched by one request as far as they are not known; null for a missing address. */
-export function fetchTables(addresses) {
-  const wanted = addresses.filter((address) => address && !tables.has(address));
-  if (wanted.length < 2) return Promise.all(addresses.map((address) => address && fetchTable(address)));
-  const digests = wanted.map((address) => address.slice("lanes/".length, -".bin".length));
-  const all = fetchBytes(`lanes/${digests.join("+")}.bin`).then((buffer) => {
-    const parts = new Map(), head = new DataView(buffer);
-    for (let at = 0, place = 0; at < buffer.byteLength; place++) {
-      const length = head.getUint32(at, true);
-      parts.set(wanted[place], buffer.slice(at + 4, at + 4 + length));
-      at += 4 + length + (-length & 3);
-    }
-    return parts;
-  });
-  return Promise.all(addresses.map((address) => address && fetchTable(address, () => all.then((parts) => parts.get(address)))));
+/* An answer of the server (viz/pages/lanes_view.py): its JSON, and the tables of its `addresses`, null for a missing one. */
+export async function unpackAnswer(buffer) {
+  const blocks = [], head = new DataView(buffer);
+  for (let at = 0; at < buffer.byteLength;) {
+    const length = head.getUint32(at, true);
+    blocks.push(buffer.slice(at + 4, at + 4 + length));
+    at += 4 + length + (-length & 3);
+  }
+  const content = JSON.parse(new TextDecoder().decode(blocks[0]));
+  const tables = (content.addresses || []).map((address, place) => address && fetchTable(address, () => blocks[1 + place]));
+  return { ...content, tables: await Promise.all(tables) };
 }
