@@ -267,12 +267,16 @@ class PlansPage(Page):
             trail = trail if trail[-1] == text else [trail[-1], text]
             try:
                 cards = self.outcome_cards(text, trail[:-1], times)
-                if ctx.triggered_id != TIMES:  # the browser applies other times to the lanes itself
-                    set_props(self.name("lanes"), {"children": self.lanes(text, trail[:-1])})
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
             workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
-            return cards, workers, trail
+            # The browser applies other times to the lanes itself.
+            return cards, workers, no_update if ctx.triggered_id == TIMES else trail
+
+        @app.callback(self.input("trail", "data"), prevent_initial_call=True)
+        def draw(trail: Trail) -> None:
+            # Apart from `show`, of which Dash drops late answers to earlier texts; the outcome is known by now.
+            set_props(self.name("lanes"), {"children": self.lanes(trail[-1], trail[:-1])})
 
         if self.what_if.searcher is not None:
             running = [(self.output("longer", "disabled"), True, False)]
