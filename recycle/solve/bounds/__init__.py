@@ -46,6 +46,12 @@ def closed_form(problem: Problem) -> Bound:
     return closed_forms.loads_and_detours(problem.in_grains()).in_units(problem.grain)
 
 
+def even_load(problem: Problem) -> float:
+    """Return the work of the busiest rank, spread evenly over its hosts: a bound in microseconds, weaker yet."""
+    ranks = range(problem.shape.ranks)
+    return max(closed_forms.work(problem, r) + problem.rank_update_seconds[r] for r in ranks)
+
+
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
     shape, ranks = problem.shape, range(problem.shape.ranks)
     detours = closed_forms.detours(problem)

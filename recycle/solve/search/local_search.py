@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from recycle.solve.bounds import closed_form
+from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
     ANNEALING_UP_TO,
     FIRST_START_SHARE,
@@ -51,7 +51,7 @@ def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
     best, fewest = starts[0].best, min(len(start.problem.dead) for start in starts)
     for turn, start in enumerate(starts):
         problem, part = start.problem, effort.part(1.0)
-        if turn and (effort.deadline.is_over or closed_form(problem) > best.period - TOLERANCE):
+        if turn and (effort.deadline.is_over or even_load(problem) > best.period - TOLERANCE):
             continue
         if effort.steps is None and turn + 1 < len(starts):
             part = effort.part(FIRST_START_SHARE)
