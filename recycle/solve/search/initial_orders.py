@@ -44,7 +44,7 @@ from recycle.solve.constants import (
     TOO_LATE,
     VEE_SHARE,
 )
-from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
+from recycle.solve.effort import Effort, Incumbent, Pace, shortest
 from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
@@ -120,7 +120,7 @@ def _default_start(problem: Problem) -> SearchStart:
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
-    if problem.peers_are_alike or not problem.reroute:
+    if not problem.reroute:
         return []
     ranks = problem.hosts[: problem.shape.ranks]
     slow = [w for hosts in ranks for w in hosts if problem.speed[w] > median_low([problem.speed[v] for v in hosts])]
@@ -157,15 +157,15 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         ((incumbent, None) for incumbent in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(variant, most) for variant in variants if not is_vee)
-    best = sort_by_period(orders)[0]
+    best = shortest(orders)
     inserted: tuple[Incumbent, InsertionParameters] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
         incumbent, parameters = evaluate(problem, generated[0]), generated[1]
-        best = sort_by_period([best, incumbent])[0]
+        best = shortest([best, incumbent])
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
             inserted = incumbent, parameters
     for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
-        best = sort_by_period([best, evaluate(problem, moved)])[0]
+        best = shortest([best, evaluate(problem, moved)])
     return SearchStart(problem, best, policy, inserted)
 
 
