@@ -8,9 +8,11 @@ the remaining time or steps. The thresholds of the annealing moves are in `searc
 from __future__ import annotations
 
 # Initial orders
-WITHOUT_SHARE, ALL_SHARE = 0.6, 0.3  # for the first problem without slow workers; then for the one with all
-NO_GAIN = 1.02  # ratio of bounds up to which slow workers do not help
-START_SHARE = 0.25  # for each further problem without some of the slow workers
+MUCH_WORK = 1.1  # ratio of the work without slow workers to all work from which these are worth a trial first
+FIRST_ORDERS, FIRST_SECONDS = (
+    5,
+    0.4,
+)  # orders that must fit, else time is short; seconds in which defaults are made anyway
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
@@ -25,7 +27,7 @@ UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 
 # Local search
-FIRST_START_SHARE = 0.85  # of the remaining time for the best start, among those without some of the slow workers
+FIRST_START_SHARE = 0.95  # of the remaining time for the best start, among those without some of the slow workers
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied

@@ -72,8 +72,9 @@ class Incumbent:
     period: float
 
 
-def sort_by_period(incumbents: Iterable[Incumbent]) -> list[Incumbent]:
-    return sorted(incumbents, key=lambda incumbent: incumbent.period)
+def shortest(incumbents: Iterable[Incumbent]) -> Incumbent:
+    """Return the order with the shortest period, the first of equals."""
+    return min(incumbents, key=lambda incumbent: incumbent.period)
 
 
 def is_met(problem: Problem, period: float, bound: float) -> bool:
@@ -118,8 +119,8 @@ class Effort:
         own = {"steps": steps, "deadline": self.deadline.part(share / remaining_share), "whole": self}
         return replace(self, **{**own, **changes})
 
-    def remaining(self, **changes: Any) -> Effort:
-        return self.part(1.0, **{"steps": None if self.steps is None else int(self.steps_left), **changes})
+    def remaining(self) -> Effort:
+        return self.part(1.0, steps=None if self.steps is None else int(self.steps_left))
 
     @property
     def steps_left(self) -> float:

@@ -41,7 +41,7 @@ from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
 from recycle.solve.bounds import RisingBound, closed_form
 from recycle.solve.bounds.bound import certify
-from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
+from recycle.solve.effort import Deadline, Effort, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
@@ -280,8 +280,7 @@ def _plan(
     if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
         if progress:
             progress("proving", best.period)
-        solved = time_indexed.solve(problem, best.order, proven, deadline.seconds_left)
-        best = Incumbent(solved.order, solved.period)
+        best = solved = time_indexed.solve(problem, best.order, proven, deadline.seconds_left)
         if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
     if best.order != begun_with.order:

@@ -353,10 +353,10 @@ class Problem:
         return 0.0
 
     def in_grains(self) -> Problem:
-        """Return the same problem with times in units of its grain, which must be above 0."""
+        """Return the same problem with times in units of its grain; unchanged times without one."""
 
         def counted(times: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(t / self.grain for t in times)
+            return tuple(t / (self.grain or 1.0) for t in times)
 
         return replace(
             self,

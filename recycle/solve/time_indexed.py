@@ -39,6 +39,7 @@ from time import monotonic
 from typing import Any
 
 from recycle.child import Child, serve
+from recycle.solve.effort import Incumbent
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.order_kernels import time_order
 
@@ -46,20 +47,10 @@ MOST_VARIABLES = 60_000
 
 
 @dataclass(frozen=True)
-class ExactResult:
-    """Result of the exact model.
+class ExactResult(Incumbent):
+    """An order, never worse than the start, and the proven lower bound on the period, at least the given one."""
 
-    Attributes:
-        order: never worse than the start.
-        period: its period by right-shift.
-        bound: proven lower bound on the period, at least the given one.
-        status: "optimal" (no shorter whole period), "feasible", "not modelled", or "too large".
-    """
-
-    order: Order
-    period: float
     bound: float
-    status: str
 
 
 def solve(
@@ -70,18 +61,17 @@ def solve(
     *,
     most: int = MOST_VARIABLES,
 ) -> ExactResult:
-    """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
+    """Return the best order and the bound that `seconds` prove; the start if there are more than `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
     is_linked_on_rank = 0 in problem.hop_after[:-1] and problem.link > 0
     is_fixed = not problem.reroute and problem.shape.pipelines > 1
+    unchanged = ExactResult(start, period, bound)
     if not unit or len(problem.links) > 1 or is_linked_on_rank or is_fixed:
-        return ExactResult(start, period, bound, "not modelled")
+        return unchanged
     first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
-    if first > last:
-        return ExactResult(start, period, bound, "optimal")
-    if TimeGrid(problem, unit, last).variables > most:
-        return ExactResult(start, period, bound, "too large")
+    if first > last or TimeGrid(problem, unit, last).variables > most:
+        return unchanged
     for slots, starts in _in_child((problem, unit, first, last, seconds), seconds):
         if starts is None:
             bound = max(bound, slots * unit + (unit / problem.shape.stages if problem.staggered else unit))
@@ -90,8 +80,7 @@ def solve(
         found_period = time_order(problem, order).period
         if found_period < period - TOLERANCE and problem.is_within_caps(order):
             start, period = order, found_period
-    closed = ceil(period / unit - TOLERANCE) == ceil(bound / unit - TOLERANCE)
-    return ExactResult(start, period, bound, "optimal" if closed else "feasible")
+    return ExactResult(start, period, bound)
 
 
 def _order(problem: Problem, starts: list[list[int]]) -> Order:

@@ -30,12 +30,10 @@ def lower_bound(problem: Problem, deadline: Deadline | None = None) -> Bound:
 
 def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[Bound]:
     """Yield proven lower bounds as they are found, ascending, the closed form first."""
-    deadline = deadline or Deadline(None)
-    if problem.grain not in (0, 1):
-        yield from (bound.in_units(problem.grain) for bound in rising_bounds(problem.in_grains(), deadline))
-    else:
-        bound = max(closed_form(problem), closed_forms.lanes(problem))
-        yield from fluid.rising_bounds(problem, bound, _chains(problem), deadline)
+    counted = problem.in_grains()
+    bound = max(closed_forms.loads_and_detours(counted), closed_forms.lanes(counted))
+    for higher in fluid.rising_bounds(counted, bound, _chains(counted), deadline or Deadline(None)):
+        yield higher.in_units(problem.grain or 1.0)
 
 
 def closed_form(problem: Problem) -> Bound:
@@ -43,7 +41,12 @@ def closed_form(problem: Problem) -> Bound:
 
     If workers are alike, the bound for dead workers on several ranks is the maximum of the bounds of each rank alone.
     """
-    return closed_forms.loads_and_detours(problem)
+    return closed_forms.loads_and_detours(problem.in_grains()).in_units(problem.grain or 1.0)
+
+
+def even_load(problem: Problem) -> float:
+    """Return the work of the busiest rank, spread evenly over its hosts: a bound in microseconds, weaker yet."""
+    return max(closed_forms.work(problem, r) + update for r, update in enumerate(problem.rank_update_seconds))
 
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:

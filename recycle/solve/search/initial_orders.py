@@ -24,28 +24,27 @@ from recycle.ir.kinds import is_kind
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
-from recycle.solve.bounds import closed_form
+from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
-    ALL_SHARE,
+    FIRST_ORDERS,
+    FIRST_SECONDS,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
     MOVED_UP_TO,
     MOVED_WEIGHTS,
-    NO_GAIN,
+    MUCH_WORK,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
     POLICIES_PER_ASSIGNMENT,
     PORTFOLIO_SHARE,
     SIMPLE_SHARE,
-    START_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
     VEE_SHARE,
-    WITHOUT_SHARE,
 )
-from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
+from recycle.solve.effort import Effort, Incumbent, Pace, shortest
 from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
@@ -78,40 +77,50 @@ class SearchStart:
 
 
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
-    """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
+    """Return starts without the slow workers, without each of them and with all; best first.
 
-    A single policy with all workers comes first, then the smaller problem that promises most, so that no delay
-    prevents its plan. It is the only other one if slow workers hardly lower the bound: the search then gives them work
-    at the end. Problems whose bound is above the best period are left out. Of equal plans the one with more workers is
-    better, because only the times of a worker that works show that it is no longer slow.
+    Without a deadline each problem gets `most` policies. Otherwise a single one gets them: the problem without all slow
+    workers, or if these do much of the work, the best after one policy each. The others get the default policy, that
+    with all workers first if time is short. Problems whose work is longer than the best period are left out. Of equal
+    plans the one with more workers is better, because only the times of a worker that works show that it is no longer
+    slow.
     """
-    smaller = _without_slow(problem)
-    if not smaller:
+    problems = [problem, *_without_slow(problem)]
+    if len(problems) == 1:
         return [find_initial_order(problem, effort, most)]
-    bound_of = {id(each): closed_form(each) for each in (problem, *smaller)}
-    least = NO_GAIN * min(bound_of[id(each)] for each in smaller)
-    smaller.sort(key=lambda each: max(bound_of[id(each)], least))  # without all slow workers first, unless that costs
-    policy = default_policy(problem)
-    starts = [SearchStart(problem, evaluate(problem, schedule_by_policy(problem, policy)), policy)]
-    pace = Pace(effort.deadline)
-    problems = [(smaller[0], WITHOUT_SHARE), (problem, ALL_SHARE), *((each, START_SHARE) for each in smaller[1:])]
-    if effort.deadline.seconds_left < inf and bound_of[id(smaller[0])] <= NO_GAIN * bound_of[id(problem)]:
-        problems = [(smaller[0], 1.0)]
-    for turn, (each, share) in enumerate(problems):
-        best = min(start.best.period for start in starts)
-        if (turn and pace.is_over()) or effort.is_met(problem, best):
+    without, by_work = problems[1], sorted(problems, key=even_load)
+    pace, seconds, order_seconds = Pace(effort.deadline), effort.deadline.seconds_left, OPERATION_SECONDS * problem.size
+    is_late, is_short = FIRST_ORDERS * order_seconds > seconds, order_seconds * len(problems) < FIRST_SECONDS
+    starts: list[SearchStart] = []
+
+    def turns() -> Iterator[tuple[Problem, int]]:
+        first = without
+        if is_late:
+            yield problem, 0
+        elif seconds < inf and even_load(without) > MUCH_WORK * even_load(problem):
+            yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
+            first = min(starts, key=lambda start: start.best.period).problem
+        yield first, most
+        yield from ((each, most if seconds == inf else 0) for each in by_work if each is not first)
+
+    for each, policies in turns():
+        best = min((start.best.period for start in starts), default=inf)
+        is_over = len(starts) > is_late and pace.is_over() and (policies or not is_short)
+        if starts and (is_over or effort.is_met(problem, best)):
             break
-        if bound_of[id(each)] < best - TOLERANCE:
-            starts.append(find_initial_order(each, effort.part(share), most))
+        if even_load(each) < best - TOLERANCE:
+            starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))
     starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
-    best_of: dict[int, SearchStart] = {}
-    for start in starts:
-        best_of.setdefault(id(start.problem), start)
-    return list(best_of.values())
+    return list({start.problem: start for start in starts[::-1]}.values())[::-1]
+
+
+def _default_start(problem: Problem) -> SearchStart:
+    policy = default_policy(problem)
+    return SearchStart(problem, evaluate(problem, schedule_by_policy(problem, policy)), policy)
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
-    if problem.peers_are_alike or not problem.reroute:
+    if not problem.reroute:
         return []
     ranks = problem.hosts[: problem.shape.ranks]
     slow = [w for hosts in ranks for w in hosts if problem.speed[w] > median_low([problem.speed[v] for v in hosts])]
@@ -148,15 +157,15 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         ((incumbent, None) for incumbent in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(variant, most) for variant in variants if not is_vee)
-    best = sort_by_period(orders)[0]
+    best = shortest(orders)
     inserted: tuple[Incumbent, InsertionParameters] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
         incumbent, parameters = evaluate(problem, generated[0]), generated[1]
-        best = sort_by_period([best, incumbent])[0]
+        best = shortest([best, incumbent])
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
             inserted = incumbent, parameters
     for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
-        best = sort_by_period([best, evaluate(problem, moved)])[0]
+        best = shortest([best, evaluate(problem, moved)])
     return SearchStart(problem, best, policy, inserted)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from recycle.solve.bounds import closed_form
+from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
     ANNEALING_UP_TO,
     FIRST_START_SHARE,
@@ -30,7 +30,7 @@ from recycle.solve.constants import (
     WAVE_SECONDS,
     WAVE_SHARE,
 )
-from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, sort_by_period
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, shortest
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
@@ -51,12 +51,12 @@ def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
     best, fewest = starts[0].best, min(len(start.problem.dead) for start in starts)
     for turn, start in enumerate(starts):
         problem, part = start.problem, effort.part(1.0)
-        if turn and (effort.deadline.is_over or closed_form(problem) > best.period - TOLERANCE):
+        if turn and (effort.deadline.is_over or even_load(problem) > best.period - TOLERANCE):
             continue
         if effort.steps is None and turn + 1 < len(starts):
             part = effort.part(FIRST_START_SHARE)
         begun = replace(start, best=best) if len(problem.dead) == fewest else start
-        best = sort_by_period([best, search_from(begun, part)])[0]
+        best = shortest([best, search_from(begun, part)])
         if effort.is_met(problem, best.period):
             break
     return best
@@ -68,13 +68,13 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     load_if_worth_it(problem, effort.orders, effort.deadline)
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
     if shape.chunks > 1 and shape.placement == "loop" and is_time_left and not effort.is_met(problem, best.period):
-        best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
+        best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
         effort.report("searching", best.period)
     inserted = start.inserted
     if inserted is not None and inserted[0].period <= INSERTION_RATIO * best.period:
         is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
-        best = sort_by_period([best, vary_insertion(problem, *inserted, part)])[0]
+        best = shortest([best, vary_insertion(problem, *inserted, part)])
     return _walks(problem, best, start.policy, effort.remaining())
 
 
@@ -82,7 +82,7 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
     if effort.is_met(problem, start.period) or effort.deadline.is_over:
         return start
     if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
-        return sort_by_period(_in_processes(problem, start, policy, effort))[0]
+        return shortest(_in_processes(problem, start, policy, effort))
     is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
     walks = 1 if is_long else WALKS
     results = [start]
@@ -91,7 +91,7 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
         results.append(_walk(problem, start, policy, part))
         if effort.is_met(problem, results[-1].period):
             break
-    return sort_by_period(results)[0]
+    return shortest(results)
 
 
 def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:

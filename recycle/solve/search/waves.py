@@ -18,7 +18,7 @@ import numpy as np
 
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.constants import CHANGES, WAVE_CLIMBS, WAVE_DISTANCES, WAVE_SIZES, WAVE_SPACINGS
-from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, sort_by_period
+from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, shortest
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.list_scheduling import schedule_by_priority
@@ -84,7 +84,7 @@ def best_wave(problem: Problem, effort: Effort) -> Incumbent:
     effort.claim_order(problem, inf, STEPS_OF_ORDER)  # make the first order regardless of the remaining time
     best = next(waves)
     while effort.claim_order(problem, best.period, STEPS_OF_ORDER):
-        best = sort_by_period([best, next(waves)])[0]
+        best = shortest([best, next(waves)])
     return best
 
 
