@@ -1,11 +1,10 @@
 """Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader] [--small]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--small]
 
-Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py); with `--leader` only
-the leader, with simulated workers (tests/exec/leader/seeds.py), which has more features and is faster. A run that
-violates a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What
-is left is printed as a timeline. Exit code 1 if a rule is violated.
+Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py). A run that violates
+a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What is left
+is printed as a timeline. Exit code 1 if a rule is violated.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from typing import Any
 
 from recycle.job.shape import place_workers
 from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of
-from tests.exec.leader.rules import Violation
-from tests.exec.leader.seeds import run_seed
+from tests.exec.explore.rules import Violation
 
 WEIGHTS = {
     "kill worker": 4,
     "stop worker": 2,
     "leave worker": 1,
+    "drain worker": 2,
     "kill agent": 2,
     "stop agent": 3,
     "lose node": 2,
@@ -48,6 +47,20 @@ WEIGHTS = {
 """How often a seed has a kind of fault."""
 OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+PLANNED = "kill kill drain nan exception stop stall slow=3 kill.gather kill.commit kill.step".split()
+"""Faults that the worker's own injector strikes."""
+LEAST: dict[str, Any] = {
+    "checkpoint_every": 0,
+    "eval_every": 0,
+    "slow_messages": 0.0,
+    "staggered": False,
+    "tensor_parallel": 1,
+    "sharded": False,
+    "elastic": False,
+    "digests": 0,
+    "clip": 9.0,
+}
+"""What a shorter story is without."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 
@@ -62,9 +75,10 @@ def draw_scenario(seed: int) -> Scenario:
     def chance(share: float) -> bool:
         return draws.random() < share
 
-    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
+    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
     per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
-    steps = draws.randint(2, 6)
+    steps = draws.choice([3, 6])
+    sharded = chance(0.2)
     scenario = Scenario(
         pipelines=pipelines,
         ranks=ranks,
@@ -73,6 +87,11 @@ def draw_scenario(seed: int) -> Scenario:
         checkpoint_every=draws.choice([0, 0, 0, 2]),
         eval_every=draws.choice([0, 0, 2]),
         staggered=chance(0.7),
+        tensor_parallel=2 if chance(0.1) else 1,
+        sharded=sharded,
+        elastic=not sharded and ranks > 1 and chance(0.3),
+        digests=draws.choice([0, 0, 0, 1, 2]),
+        clip=draws.choice([9.0, 9.0, 1.5]),
         slow_messages=draws.choice([0.0, 0.0, 0.02]),
         seed=seed,
     )
@@ -80,12 +99,20 @@ def draw_scenario(seed: int) -> Scenario:
     homes = {worker: node for node, workers in enumerate(places) for worker in workers}
     workers = list(homes)
     spared = frozenset[int]()
-    if chance(0.6):  # all of a pipeline is never struck
-        pipeline = draws.randrange(pipelines)
-        spared = frozenset(number for number, worker in enumerate(workers) if worker.pipeline == pipeline)
+    if chance(0.6):  # all of a pipeline is never struck, or of so many that each shard has a copy there
+        safe = draws.sample(range(pipelines), pipelines - 1 if sharded else 1)
+        spared = frozenset(number for number, worker in enumerate(workers) if worker.pipeline in safe)
     spared_nodes = {homes[workers[number]] for number in spared}
     nodes = [node for node in set(homes.values()) if node not in spared_nodes]
     others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
+    planned = list[str]()
+    for worker in [workers[draws.choice(others)]] if others and chance(0.3) else ():
+        kind, step = draws.choice(PLANNED), draws.randrange(steps)
+        if (kind == "kill" and step < steps - 1) and chance(0.5):
+            planned.append(f"rejoin:{worker}@{draws.randrange(step + 1, steps)}")
+        name, _, phase = kind.partition(".")
+        is_late = phase == "gather" and not sharded
+        planned.append(f"{name}:{worker}@{step}" + (f".{phase}" if phase and not is_late else ""))
     faults = list[Fault]()
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
         targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
@@ -98,7 +125,7 @@ def draw_scenario(seed: int) -> Scenario:
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
-    return replace(scenario, spared=spared, faults=tuple(sorted(faults)))
+    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(sorted(faults)))
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
@@ -125,7 +152,9 @@ def shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
     if scenario.steps > 2:
         yield replace(scenario, steps=scenario.steps - 1)
-    for name, least in (("checkpoint_every", 0), ("eval_every", 0), ("slow_messages", 0.0), ("staggered", False)):
+    for place in range(len(scenario.planned)):
+        yield replace(scenario, planned=scenario.planned[:place] + scenario.planned[place + 1 :])
+    for name, least in LEAST.items():
         if getattr(scenario, name) != least:
             yield replace(scenario, **{name: least})
     if scenario.ranks > 1 and not scenario.spared:
@@ -201,21 +230,11 @@ def _is_struck(name: str) -> bool:
     return name in ("agent 1", "worker 1.0.0", "worker 1.0.1")
 
 
-def _violation_of_seed(seed: int, is_leader: bool) -> Violation | None:
-    if not is_leader:
-        return violation_of(draw_scenario(seed))
-    try:
-        run_seed(seed)
-    except Violation as violation:
-        return violation
-    return None
-
-
 def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
     for seed in count(asked.first + place, asked.jobs):
         if time.monotonic() > end:
             break
-        violation = _violation_of_seed(seed, asked.leader)
+        violation = violation_of(draw_scenario(seed))
         outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
     outcomes.put(None)
 
@@ -227,7 +246,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
-    parser.add_argument("--leader", action="store_true", help="only the leader, with simulated workers")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
     parser.add_argument("--small", action="store_true", help="all ends of processes of a small run, one and two")
     asked = parser.parse_args()
@@ -236,7 +254,7 @@ def main() -> int:
         print(f"{runs} runs, {len(failures)} violate a rule")
         return 1 if failures else 0
     if asked.seed is not None:
-        return _tell(asked.seed, asked.leader, asked.whole)
+        return _tell(asked.seed, asked.whole)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
     forks = multiprocessing.get_context("fork")
     outcomes: Any = forks.SimpleQueue()
@@ -255,19 +273,12 @@ def main() -> int:
     seconds = time.monotonic() - began
     print(f"{seeds} seeds in {seconds:.0f} s, {len(found)} violate a rule {dict(Counter(found.values())) or ''}")
     if found and not asked.whole:
-        _tell(min(found), asked.leader)
+        _tell(min(found))
     return 1 if found else 0
 
 
-def _tell(seed: int, is_leader: bool, is_whole: bool = False) -> int:
+def _tell(seed: int, is_whole: bool = False) -> int:
     """Print the history of a seed; the exit code."""
-    if is_leader:
-        try:
-            print(run_seed(seed, print))
-        except Violation as violation:
-            print(f"seed {seed}: {violation}")
-            return 1
-        return 0
     scenario = draw_scenario(seed)
     violation = violation_of(scenario, print if is_whole else None)
     if violation is not None and not is_whole:

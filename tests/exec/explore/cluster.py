@@ -13,6 +13,7 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ import torch
 import recycle.exec.agent.node_agent
 import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
+import recycle.exec.faults.kinds
 import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
 import recycle.exec.launch.agreement
@@ -34,16 +36,19 @@ import recycle.exec.launch.node
 import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
+import recycle.exec.transport.groups
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
-from recycle.errors import RecycleError, RunError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
 from recycle.exec.launch.agent import AgentExit, serve
+from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_address import drain
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
-from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.launch.trackers import Observer
+from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
 from recycle.exec.processes.forkserver import describe_exit
 from recycle.exec.protocol import LeaderMessage, Leaving, Start
@@ -52,17 +57,14 @@ from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
 from recycle.files import write_whole
-from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.job.shape import Worker, place_workers
-from recycle.plans import Plan, failure_vector
 from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
 from tests.exec.explore.kernel import stand_in as _module
-from tests.exec.explore.rules import Reference, Rules
+from tests.exec.explore.rules import Reference, Rules, Violation
 from tests.exec.explore.store import HOST as STORE
 from tests.exec.explore.store import Store
 from tests.exec.explore.transport import Fabric, SimulatedTransport
-from tests.exec.leader.rules import Violation
 from tests.exec.runs import job
 
 LONGEST = 300.0
@@ -103,8 +105,11 @@ class Scenario:
     """What a run begins with.
 
     Attributes:
+        tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
+        planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+        detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
     pipelines: int = 2
@@ -115,15 +120,36 @@ class Scenario:
     checkpoint_every: int = 0
     eval_every: int = 0
     staggered: bool = True
+    tensor_parallel: int = 1
+    sharded: bool = False
+    elastic: bool = False
+    digests: int = 0
+    clip: float = 9.0
+    trace: bool = False
     slow_messages: float = 0.0
     seed: int = 0
+    planned: tuple[str, ...] = ()
     spared: frozenset[int] = frozenset()
     crashes: frozenset[tuple[str, int]] = frozenset()
+    detours: frozenset[int] | None = None
 
     @property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset(), crashes=frozenset())
+        names = "pipelines ranks per_node steps checkpoint_every eval_every staggered tensor_parallel sharded elastic"
+        return Scenario(**{name: getattr(self, name) for name in [*names.split(), "digests", "clip", "trace"]})
+
+    @property
+    def course(self) -> Scenario:
+        """What of it the losses and states depend on."""
+        names = "pipelines ranks steps tensor_parallel sharded clip"
+        return Scenario(**{name: getattr(self, name) for name in names.split()})
+
+    @property
+    def planning(self) -> Scenario:
+        """What of it the plans depend on."""
+        names = "pipelines ranks staggered tensor_parallel sharded elastic"
+        return Scenario(**{name: getattr(self, name) for name in names.split()})
 
 
 @cache
@@ -132,38 +158,48 @@ def job_of(scenario: Scenario) -> PricedJob:
         scenario.pipelines,
         scenario.ranks,
         2,
+        shape={"tensor_parallel": scenario.tensor_parallel},
         model={"seconds_per_unit": 0.1},
-        planner={"seconds": 0.1, "ahead": 0, "staggered": scenario.staggered},
+        planner={
+            "steps": 20,
+            "ahead": 0,
+            "staggered": scenario.staggered,
+            "layout": "elastic" if scenario.elastic else "fixed",
+            "move_when": "always",
+        },
         train={
             "checkpoint_every": scenario.checkpoint_every,
             "checkpoint_deadline": 30.0,
             "steps": scenario.steps,
-            "trace": "off",
+            "trace": "all" if scenario.trace else "off",
+            "sharded_optimizer": scenario.sharded,
+            "clip": scenario.clip,
+            "non_finite": "skip",
         },
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": 3, "gpu_checks": 0.0},
-        integrity={"digests": 0},
+        integrity={"digests": scenario.digests},
         membership=LIMITS,
     )
 
 
 @cache
-def reference(calm: Scenario) -> Reference:
+def reference(course: Scenario) -> Reference:
     """What a run without failures computes."""
-    config = job_of(calm)
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, seconds_per_unit=0.0))
-    text = plan_for_training(config, failure_vector(config.shape, ()), True)
-    result = LocalRun(with_barrier(Plan.from_text(text, "plan").schedule), config).run(calm.steps)
-    digests: dict[int, set[str]] = {}
-    for of_worker in result.digests.values():
-        for stage, digest in of_worker.items():
-            digests.setdefault(stage, set()).add(digest)
-    return Reference(result.metrics, digests)
+    cluster = Cluster(course)
+    cluster.run()
+    return cluster.rules.result
 
 
 @cache
-def _planned(calm: Scenario, question: Question) -> PlannerAnswer:
-    return answer(plan_for_training, job_of(calm), None, question)
+def _planned(planning: Scenario, question: Question, within: str) -> PlannerAnswer:
+    """`within` is the text of the plan whose path `question.within` stands for."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        if within:
+            path = Path(folder) / "within.json"
+            path.write_text(within)
+            question = msgspec.structs.replace(question, within=str(path))
+        return answer(plan_for_training, job_of(planning), None, question)
 
 
 class _Planner:
@@ -176,8 +212,9 @@ class _Planner:
 
     def ask(self, question: Question) -> None:
         kernel, cluster = self._process.kernel, CLUSTER
-        quick = msgspec.structs.replace(question, quick=True)
-        answered = msgspec.structs.replace(_planned(cluster.scenario.calm, quick), question=question)
+        within = "" if question.within is None else Path(question.within).read_text()
+        asked = msgspec.structs.replace(question, quick=not question.moves, within=None)
+        answered = msgspec.structs.replace(_planned(cluster.scenario.planning, asked, within), question=question)
         seconds = kernel.draw(2.0, 8.0) if kernel.draws.random() < 0.05 else kernel.draw(0.01, 0.3)
         call = partial(cluster.run_in, self._process, partial(self._answered, answered))
         kernel.after(seconds, call)
@@ -213,7 +250,8 @@ class _Processes:
         self, server: object, run: RunSpecification, places: object, waker: _Waker, tensor_parallel: int = 1
     ) -> None:
         self._run, self._waker, self._agent = run, waker, current().process
-        self.processes: dict[Worker, Process] = {}
+        self._tensor_ranks = range(tensor_parallel)
+        self.processes: dict[Worker, list[Process]] = {}
         self._ended: dict[Worker, tuple[str, str]] = {}
         self._hub: Selector | None = None
         CLUSTER.processes[self._agent.host] = self
@@ -223,34 +261,42 @@ class _Processes:
         hub.waiting.append(self._waker.waiting)
 
     def start(self, order: Start) -> None:
-        worker, kernel = Worker.parse(order.worker), CLUSTER.kernel
-        name = f"worker {order.worker}.{order.incarnation}"
-        self.processes[worker] = process = Process(kernel, name, self._agent.host, self._agent)
-        kernel.log(f"{name} starts on node {process.host}")
-        specification = WorkerSpecification(
-            run=self._run,
-            worker=order.worker,
-            incarnation=order.incarnation,
-            generation=order.generation,
-            restored=order.restored,
-        )
+        worker, kernel, rules = Worker.parse(order.worker), CLUSTER.kernel, CLUSTER.rules
+        self.processes[worker] = []
+        for rank in self._tensor_ranks:
+            name = f"worker {member_name(worker, rank)}.{order.incarnation}"
+            process = Process(kernel, name, self._agent.host, self._agent, worker)
+            self.processes[worker].append(process)
+            kernel.log(f"{name} starts on node {process.host}")
+            specification = WorkerSpecification(
+                run=self._run,
+                worker=order.worker,
+                incarnation=order.incarnation,
+                generation=order.generation,
+                restored=order.restored,
+                tensor_rank=rank,
+            )
+            process.at_end.append(lambda process=process: None if process.code else rules.left(process))
+            notice = partial(self._notice, worker, self.processes[worker], process)
+            process.at_end.append(lambda notice=notice: kernel.after(kernel.draw(0.0, 0.05), notice))
+            process.run(partial(_live, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
 
-        def notice() -> None:
-            assert process.code is not None
-            how = process.how if process.how.startswith("killed") else describe_exit(process.code)
-            self._ended[worker] = how, ""
-            kernel.wake(self._waker.waiting)
-
-        process.at_end.append(lambda: kernel.after(kernel.draw(0.0, 0.05), notice))
-        process.run(partial(run_worker, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
+    def _notice(self, worker: Worker, processes: list[Process], process: Process) -> None:
+        assert process.code is not None
+        is_last = not any(other.is_alive for other in processes)
+        if self.processes.get(worker) is processes and worker not in self._ended and (process.code or is_last):
+            self._ended[worker] = process.how if process.how.startswith("killed") else describe_exit(process.code), ""
+            CLUSTER.kernel.wake(self._waker.waiting)
+        if process.code:
+            for other in processes:
+                _kill(other)
 
     def running(self, worker: Worker) -> bool:
         return worker in self.processes
 
     def kill(self, worker: Worker) -> None:
-        if worker in self.processes:
-            CLUSTER.rules.killed(self.processes[worker])
-            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(_kill, self.processes[worker]))
+        for process in self.processes.get(worker, []):
+            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(_kill, process))
 
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
         ended, self._ended = self._ended, {}
@@ -264,8 +310,18 @@ class _Processes:
         self._waker.clear()
 
     def end(self, patience: float) -> None:
-        for process in self.processes.values():
-            _kill(process)
+        for processes in self.processes.values():
+            for process in processes:
+                _kill(process)
+
+
+def _live(specification: str) -> None:
+    try:
+        run_worker(specification)
+    except RuntimeError as error:
+        if "struck by the fault" not in str(error):
+            raise
+        current().process.end("", 1)
 
 
 def _kill(process: Process) -> None:
@@ -278,11 +334,14 @@ class _Participant(Participant):
     def __init__(self, text: str) -> None:
         self.specification = specification = msgspec.json.decode(text, type=WorkerSpecification)
         run, self.job = specification.run, CLUSTER.job
-        self.worker, self.tensor_rank, self.tensor_parallel = Worker.parse(specification.worker), 0, 1
-        self.name = specification.worker
+        self.worker, self.tensor_rank = Worker.parse(specification.worker), specification.tensor_rank
+        self.tensor_parallel = self.job.grid.tensor_parallel
+        self.name = member_name(self.worker, self.tensor_rank)
         self.is_first = not specification.generation or specification.restored is not None
         self._links, self._keys = None, FormingKeys(run.agent)
-        settings = TransportSettings(self._keys, torch.device("cpu"), run.address, (0, 1), self.job.membership)
+        settings = TransportSettings(
+            self._keys, torch.device("cpu"), run.address, (self.tensor_rank, self.tensor_parallel), self.job.membership
+        )
         self.transport = SimulatedTransport(CLUSTER.fabric, settings)
         self.member = Member(
             run.agent,
@@ -300,6 +359,20 @@ class _Participant(Participant):
         current().process.end(f"ended with exit code {code}: {reason}" if code != 3 else "", code)
         CLUSTER.kernel.log(f"worker {self.name} says: {reason}")
         CLUSTER.kernel.park()
+
+
+def _signal(process_id: int, number: int) -> None:
+    """A process sends itself a signal: a fault of the job's own injector."""
+    process = current().process
+    CLUSTER.kernel.log(f"{process.name} is struck by signal {number}")
+    match number:
+        case signal.SIGKILL:
+            _kill(process)
+        case signal.SIGSTOP:
+            process.stop(LONGEST)
+        case signal.SIGTERM:
+            CLUSTER.leave_calls[process]()
+    CLUSTER.kernel.park(seconds=0.0)
 
 
 class _State(MemberState):
@@ -384,12 +457,11 @@ class Cluster:
     """One run. `run` returns what its agents returned, or raises Violation."""
 
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
-        global CLUSTER
-        CLUSTER = self
         self.scenario, self.job = scenario, job_of(scenario.calm)
         self.kernel = Kernel(random.Random(scenario.seed), trace)
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
-        self.rules = Rules(self, reference(scenario.calm))
+        self.kernel.detours = scenario.detours
+        self.rules = Rules(self, None if scenario == scenario.course else reference(scenario.course))
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
         places = place_workers(self.job.shape, scenario.per_node)
@@ -405,13 +477,15 @@ class Cluster:
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
+        global CLUSTER
+        CLUSTER = self
         path = directory or Path(tempfile.mkdtemp(prefix="recycle-explore-", dir=FOLDER))
         self.request = _Request(
             job=self.job,
             steps=self.scenario.steps,
             schedule=None,
             planner=plan_for_training,
-            faults=[],
+            faults=[parse_fault(text) for text in self.scenario.planned],
             observer=_Observer(self),
         )
         self.path = path
@@ -431,6 +505,8 @@ class Cluster:
             (modules.launch.agent, "require_open_files", lambda *_: None),
             (modules.worker.worker, "Participant", _Participant),
             (modules.worker.member, "MemberState", _State),
+            (modules.faults.kinds, "os", _module(os, kill=_signal)),
+            (modules.transport.groups, "OVER_SECONDS", 0.2),
         ]
         try:
             with virtual(self.kernel, others):
@@ -522,11 +598,11 @@ class Cluster:
         FAULTS[fault.kind](self, fault)
 
     def process_of(self, fault: Fault) -> Process | None:
-        """The process of the worker with the fault's number."""
+        """A process of the worker with the fault's number."""
         worker = self.workers[fault.target % len(self.workers)]
-        return (
-            self.processes[self.homes[worker]].processes.get(worker) if self.homes[worker] in self.processes else None
-        )
+        of_node = self.processes.get(self.homes[worker])
+        processes = [] if of_node is None else of_node.processes.get(worker, [])
+        return self.kernel.draws.choice(processes) if processes else None
 
     def node_of(self, fault: Fault) -> int:
         return fault.target % len(self.nodes)
@@ -552,6 +628,20 @@ def _leave_worker(cluster: Cluster, fault: Fault) -> None:
     if process is not None and process in cluster.leave_calls:
         cluster.rules.struck(process)
         cluster.run_in(process, cluster.leave_calls[process])
+
+
+def _drain_worker(cluster: Cluster, fault: Fault) -> None:
+    """`recycle drain`, on the node of the worker."""
+    worker = cluster.workers[fault.target % len(cluster.workers)]
+    cluster.rules.struck_workers.add(worker)
+
+    def ask() -> None:
+        try:
+            drain(cluster.path, str(worker), fault.seconds or None, cluster.kernel.log)
+        except (JobError, RunError) as error:
+            cluster.kernel.log(f"recycle drain {worker}: {error}")
+
+    Process(cluster.kernel, f"drain of {worker}", cluster.homes[worker]).run(ask)
 
 
 def _strike_node(cluster: Cluster, node: int) -> None:
@@ -638,6 +728,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill worker": _kill_worker,
     "stop worker": _stop_worker,
     "leave worker": _leave_worker,
+    "drain worker": _drain_worker,
     "kill agent": _kill_agent,
     "stop agent": _stop_agent,
     "lose node": _lose_node,

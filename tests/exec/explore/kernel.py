@@ -15,7 +15,9 @@ import errno
 import heapq
 import multiprocessing.connection
 import os
+import queue
 import random
+import select
 import selectors
 import socket
 import struct
@@ -23,6 +25,7 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,6 +34,8 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from recycle.job.shape import Worker
+
 EPOCH = 1.7e9
 BREAK_SECONDS = (5.0, 8.0)
 """Seconds after which a connection without an answer breaks (`links._KEEPALIVE`)."""
@@ -38,10 +43,12 @@ Waiting = list[tuple["Thread", object]]
 
 
 class Process:
-    """A process of a host. `how` says how it ended; a parent's end ends its children."""
+    """A process of a host, perhaps of a worker. `how` says how it ended; a parent's end ends its children."""
 
-    def __init__(self, kernel: Kernel, name: str, host: int, parent: Process | None = None) -> None:
-        self.kernel, self.name, self.host, self.parent = kernel, name, host, parent
+    def __init__(
+        self, kernel: Kernel, name: str, host: int, parent: Process | None = None, worker: Worker | None = None
+    ) -> None:
+        self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
         self.effects = 0
@@ -107,6 +114,7 @@ class Kernel:
         self.cuts: dict[frozenset[int], int] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
         self.crashes: set[tuple[str, int]] = set()
+        self.detours: frozenset[int] | None = None
         self.effects: dict[str, int] = {}
         self.error: Exception | None = None
         self.is_over = False
@@ -416,7 +424,6 @@ class Executor:
     """As `ThreadPoolExecutor` with one thread, whose work may be slow to begin."""
 
     def __init__(self, max_workers: int = 1, thread_name_prefix: str = "") -> None:
-        assert max_workers == 1
         self._work: list[tuple[Future, Callable[[], Any]]] = []
         self._is_running = False
 
@@ -441,6 +448,16 @@ class Executor:
                 future.set_result(result)
         self._is_running = False
 
+    def map(self, call: Callable[..., Any], items: Iterable[Any]) -> Iterator[Any]:
+        for future in [self.submit(call, item) for item in items]:
+            yield future.result()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
         if cancel_futures:
             for future, _ in self._work:
@@ -454,6 +471,30 @@ def wait_for_futures(futures: Iterable[Future], timeout: float | None = None) ->
     for future in futures:
         with suppress(BaseException):
             future.result(None if until is None else max(0.0, until - KERNEL.now))
+
+
+class Queue:
+    """As `queue.Queue`."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        self._items, self._most, self._waiting = deque[Any](), maxsize, Waiting()
+
+    def full(self) -> bool:
+        return 0 < self._most <= len(self._items)
+
+    def put_nowait(self, item: Any) -> None:
+        if self.full():
+            raise queue.Full
+        self._items.append(item)
+        KERNEL.wake(self._waiting)
+
+    def put(self, item: Any, timeout: float | None = None) -> None:
+        self.put_nowait(item)
+
+    def get(self) -> Any:
+        while not self._items:
+            KERNEL.park(self._waiting)
+        return self._items.popleft()
 
 
 class Socket:
@@ -671,6 +712,10 @@ def wait_for_sockets(ends: list[Socket], timeout: float) -> list[Socket]:
     return [end for end in ends if end.is_readable]
 
 
+def _select(ends: list[Socket], *others: object) -> tuple[list[Socket], list[Socket], list[Socket]]:
+    return wait_for_sockets(ends, others[-1]), [], []  # type: ignore[arg-type]
+
+
 def _sleep(seconds: float) -> None:
     KERNEL.park(seconds=seconds)
 
@@ -688,6 +733,8 @@ _MODULES = {
     threading: stand_in(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
     socket: stand_in(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
     selectors: stand_in(selectors, DefaultSelector=Selector),
+    queue: stand_in(queue, Queue=Queue),
+    select: stand_in(select, select=_select),
     random: stand_in(random, random=lambda: KERNEL.draws.random()),
 }
 _NAMES = {

@@ -11,16 +11,35 @@ import msgspec
 
 from recycle.errors import JobError, RecycleError
 from recycle.exec.launch.agent import AgentExit
+from recycle.exec.faults.faults import parse_fault
 from recycle.exec.protocol import Committed, Cursor, GenerationRecord, LeaderMessage, Propose
+from recycle.job.shape import Worker
 from tests.exec.explore.kernel import Process
-from tests.exec.leader.rules import Violation
 
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
 
+CALM_FAULTS = {"leave worker", "drain worker"}
+"""Faults that cost no iteration."""
+CHECKPOINT_ERRORS = "no space|No space|is still being written|ended before it had written|within"
+"""Why a checkpoint may be incomplete."""
+
+
+class Violation(Exception):
+    """A rule is violated.
+
+    Args:
+        rule: its name.
+        what: what happened.
+    """
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
 
 class Reference(NamedTuple):
-    """Lines of metrics, and stage -> digests of its final state, of a run without failures."""
+    """Lines of metrics, and stage or shard -> digests of its final state, of a run without failures."""
 
     metrics: Sequence[Mapping[str, Any]]
     digests: Mapping[int, set[str]]
@@ -30,15 +49,17 @@ class Rules:
     """Checks one run.
 
     Attributes:
-        struck_nodes: those that a fault has struck.
+        result: what the run has computed; complete when it has ended.
+        struck_nodes, struck_workers: those that a fault has struck.
         committed: last step in the register.
     """
 
-    def __init__(self, cluster: Cluster, reference: Reference) -> None:
+    def __init__(self, cluster: Cluster, reference: Reference | None) -> None:
         self._cluster, self._reference = cluster, reference
+        self.result = Reference([], {})
         self.struck_nodes: set[int] = set()
-        self._struck: set[Process] = set()
-        self._killed: set[Process] = set()
+        self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
+        self._leader: Process | None = None
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
         self.committed = -1
@@ -52,11 +73,19 @@ class Rules:
     # Processes.
 
     def struck(self, process: Process) -> None:
-        self._struck.add(process)
+        if process.worker is not None:
+            self.struck_workers.add(process.worker)
 
-    def killed(self, process: Process) -> None:
-        """An agent ends a process."""
-        self._killed.add(process)
+    def left(self, process: Process) -> None:
+        """A worker's process ends by itself."""
+        record, cursor, worker = self.record, self.cursor, process.worker
+        if worker is None or record is None or cursor is None or str(worker) not in record.live:
+            return
+        is_over = cursor.commit is not None and cursor.commit.finished
+        if not is_over and not self._cluster.scenario.elastic:
+            peers = (Worker.parse(name) for name in record.live if name not in (str(worker), *record.joins))
+            if not any(peer.rank == worker.rank for peer in peers):
+                self._fail("last copy", f"{process.name} leaves, and nobody has the state of its stage")
 
     def heard(self, process: Process, message: LeaderMessage) -> None:
         """A process hears something."""
@@ -75,11 +104,16 @@ class Rules:
 
     # The register.
 
-    def written(self, name: str, value: bytes | None) -> None:
-        """A key changes."""
+    def written(self, name: str, value: bytes | None, writer: Process | None) -> None:
+        """A key changes; `writer` has asked for it."""
+        key = name.rpartition("/")[2]
+        if key == "role":
+            self._leader = None if value is None else writer
         if value is None:
             return
-        match name.rpartition("/")[2]:
+        if key in ("record", "cursor", "outcome") and writer is not self._leader:
+            self._fail("leader", f"{writer and writer.name} writes {key}, and is not the leader")
+        match key:
             case "record":
                 self._record(msgspec.msgpack.decode(value, type=GenerationRecord))
             case "cursor":
@@ -113,7 +147,7 @@ class Rules:
     def wrote(self, line: dict[str, Any]) -> None:
         """A leader writes a line of metrics: each micro-batch counts once, to the last bit."""
         step = line["step"]
-        expected = self._reference.metrics[step]
+        expected = self._reference.metrics[step] if self._reference else line
         for key in ("loss", "grad_norm"):
             if line[key] != expected[key]:
                 self._fail("bits", f"{key} of step {step} is {line[key]}, without failures {expected[key]}")
@@ -124,9 +158,18 @@ class Rules:
         if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0 and not cluster.scenario.crashes:
             worker = event["worker"]
             node = next(node for at, node in cluster.homes.items() if str(at) == worker)
-            struck = {process.name.split()[1].rpartition(".")[0] for process in self._struck if " " in process.name}
-            if node not in self.struck_nodes and worker not in struck and not self._is_another(event["cause"]):
+            is_struck = node in self.struck_nodes or Worker.parse(worker) in self.struck_workers
+            if not is_struck and not self._is_another(event["cause"]):
                 self._fail("fence", f"worker {worker}, which is well: {event['cause']}")
+        if event["kind"] == "undone" and self._is_calm:
+            self._fail("repeated", f"step {event['step']}, although all departures were announced")
+        if event["kind"] == "checkpoint" and not re.search(CHECKPOINT_ERRORS, event.get("error", "within")):
+            self._fail("checkpoint", event["error"])
+
+    @property
+    def _is_calm(self) -> bool:
+        scenario = self._cluster.scenario
+        return not (scenario.planned or scenario.crashes) and {f.kind for f in scenario.faults} <= CALM_FAULTS
 
     def _is_another(self, cause: str) -> bool:
         """Whether a cause may lie elsewhere."""
@@ -161,10 +204,13 @@ class Rules:
         may_lack = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
         if written != list(range(steps)) and not (may_lack and written == sorted(set(written))):
             raise Violation("line", f"metrics has steps {written}, not {steps}")
-        expected = self._reference.digests
         events = [json.loads(line) for line in (cluster.path / "events.jsonl").read_text().splitlines()]
-        for event in events:
-            for worker, digests in event.get("digests", {}).items() if event["kind"] == "finished" else ():
-                for stage, digest in digests.items():
-                    if digest not in expected[int(stage)]:
-                        raise Violation("bits", f"the final state of stage {stage} of worker {worker}")
+        digests = [event["digests"] for event in events if event["kind"] == "finished"]
+        states: dict[int, set[str]] = {}
+        for stage, digest in (item for of_run in digests for of_worker in of_run.values() for item in of_worker.items()):
+            states.setdefault(int(stage), set()).add(digest)
+        self.result = Reference(lines, states)
+        if any(not states[stage] <= (self._reference or self.result).digests[stage] for stage in states):
+            raise Violation("bits", f"the final states are {states}")
+        if any(len(of_stage) > 1 for of_stage in states.values()):
+            raise Violation("bits", f"the hosts of a stage end with different states: {states}")
