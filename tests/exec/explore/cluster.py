@@ -37,6 +37,7 @@ import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
 import recycle.exec.transport.groups
+import recycle.exec.worker.main_loop
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
@@ -57,8 +58,11 @@ from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
 from recycle.files import write_whole
-from recycle.job import PricedJob
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
+from recycle.plans import Plan
+from recycle.plans.plan import programs_of
 from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
 from tests.exec.explore.kernel import stand_in as _module
 from tests.exec.explore.rules import Reference, Rules, Violation
@@ -71,7 +75,7 @@ LONGEST = 300.0
 """Virtual seconds after the last fault in which a run has to end."""
 LIMITS = {
     "store": "etcd://127.0.0.1:1",
-    "heartbeat": 0.5,
+    "heartbeat": 1.0,
     "dead_after": 4.0,
     "hung_after": 5.0,
     "hung_factor": 4.0,
@@ -437,6 +441,30 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _load(path: Path) -> Schedule:
+    try:
+        text = path.read_text()
+    except OSError:
+        return Schedule.load(path)
+    return _loads(text, str(path.name))
+
+
+_loads = cache(Schedule.loads)
+_KNOWN: dict[object, tuple[object, Any]] = {}
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pure function of immutable objects, which are told apart by identity and kept."""
+
+    def known(*arguments: Any) -> Any:
+        key = function, *(argument if isinstance(argument, str) else id(argument) for argument in arguments)
+        if key not in _KNOWN:
+            _KNOWN[key] = arguments, function(*arguments)
+        return _KNOWN[key][1]
+
+    return known
+
+
 class _Observer(Observer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -450,6 +478,27 @@ class _Observer(Observer):
         self._cluster.rules.logged(event)
 
 
+_SCHEDULES = types.SimpleNamespace(load=_load, loads=_loads)
+_MAIN_LOOP, _PLANNING = recycle.exec.worker.main_loop, recycle.exec.planning.planning
+PURE: list[tuple[Any, str, Any]] = [
+    (_MAIN_LOOP, "Schedule", _SCHEDULES),
+    (_MAIN_LOOP, "schedule_hash", _once(_MAIN_LOOP.schedule_hash)),
+    (_MAIN_LOOP, "evaluation_schedule", _once(_MAIN_LOOP.evaluation_schedule)),
+    (
+        _MAIN_LOOP,
+        "programs_of",
+        lambda schedule, job, disputed: (
+            programs_of(schedule, job, disputed) if disputed else _programs(schedule, CLUSTER.job)
+        ),
+    ),
+    (_PLANNING, "Schedule", _SCHEDULES),
+    (_PLANNING, "schedule_hash", _once(_PLANNING.schedule_hash)),
+    (_PLANNING, "check_for_run", _once(_PLANNING.check_for_run)),
+    (_PLANNING, "Plan", types.SimpleNamespace(from_text=cache(Plan.from_text))),
+    (Job, "to_toml", _once(Job.to_toml)),
+]
+"""What repeats in every run, and is computed once."""
+_programs = _once(lambda schedule, job: programs_of(schedule, job, []))
 CLUSTER: Cluster
 
 
@@ -507,6 +556,7 @@ class Cluster:
             (modules.worker.member, "MemberState", _State),
             (modules.faults.kinds, "os", _module(os, kill=_signal)),
             (modules.transport.groups, "OVER_SECONDS", 0.2),
+            *PURE,
         ]
         try:
             with virtual(self.kernel, others):
@@ -526,12 +576,12 @@ class Cluster:
     def _live(self) -> None:
         latest = self.last_fault + LONGEST
         try:
-            self.kernel.run(lambda: self.is_over, latest)
+            self.kernel.run(latest)
         except (Violation, AssertionError):
             raise
         except Exception as error:
             raise Violation("exception", f"{type(error).__name__}: {error}") from error
-        if not self.is_over:
+        if not self.kernel.is_finished:
             raise Violation("progress", f"the run has not ended {LONGEST:g} s after the last fault")
 
     @property
@@ -542,10 +592,6 @@ class Cluster:
             exit in (AgentExit.DONE, AgentExit.STOPPED) or (isinstance(exit, RunError) and not self._is_again(exit))
             for exit in every
         )
-
-    @property
-    def is_over(self) -> bool:
-        return self.has_ended and not self.agents
 
     @staticmethod
     def _is_again(error: RecycleError) -> bool:
@@ -568,6 +614,7 @@ class Cluster:
         def ended() -> None:
             if self.agents.get(node) is process:
                 del self.agents[node]
+            self.kernel.is_finished = not self.agents and self.has_ended
             exits = self.exits[node]
             if process.code != 0 or (exits and (exits[-1] is AgentExit.LEFT or isinstance(exits[-1], RecycleError))):
                 self.kernel.after(self.kernel.draw(1.0, 12.0), partial(self.start_agent, node))

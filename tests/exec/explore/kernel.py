@@ -28,7 +28,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -54,7 +54,7 @@ class Process:
         self.effects = 0
         self.sockets: list[Socket] = []
         self.at_end: list[Callable[[], None]] = []
-        self._held: list[Callable[[], None]] = []
+        self.held: list[Callable[[], None]] = []
         kernel.processes.append(self)
 
     def run(self, function: Callable[[], Any], delay: float = 0.0) -> None:
@@ -88,14 +88,8 @@ class Process:
         self.kernel.after(seconds, self._go_on)
 
     def _go_on(self) -> None:
-        self.is_stopped, held, self._held = False, self._held, []
+        self.is_stopped, held, self.held = False, self.held, []
         for call in held if self.is_alive else ():
-            call()
-
-    def when_running(self, call: Callable[[], None]) -> None:
-        if self.is_stopped:
-            self._held.append(call)
-        elif self.is_alive:
             call()
 
 
@@ -117,7 +111,7 @@ class Kernel:
         self.detours: frozenset[int] | None = None
         self.effects: dict[str, int] = {}
         self.error: Exception | None = None
-        self.is_over = False
+        self.is_finished = self.is_over = False
 
     def count_effect(self) -> None:
         """A process has done what others can see; it may be its last effect."""
@@ -142,10 +136,11 @@ class Kernel:
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), call))
 
-    def run(self, until: Callable[[], bool], seconds: float) -> None:
-        """Go on until something holds, or at most until a time. Raises what a thread raised."""
-        while not until() and self._events and self._events[0][0] <= seconds and self.error is None:
-            self.now, _, call = heapq.heappop(self._events)
+    def run(self, seconds: float) -> None:
+        """Go on until `is_finished`, or at most until a time. Raises what a thread raised."""
+        events = self._events
+        while not self.is_finished and events and events[0][0] <= seconds and self.error is None:
+            self.now, _, call = heapq.heappop(events)
             call()
         if self.error is not None:
             raise self.error
@@ -176,12 +171,14 @@ class Kernel:
         waiting.clear()
 
     def _resume(self, thread: Thread, ticket: object, is_woken: bool) -> None:
-        def resume() -> None:
-            if thread.ticket is ticket:
-                thread.ticket = None
-                thread.greenlet.switch(is_woken)
-
-        thread.process.when_running(resume)
+        if thread.ticket is not ticket:
+            return
+        process = thread.process
+        if process.is_stopped:
+            process.held.append(partial(self._resume, thread, ticket, is_woken))
+        elif process.is_alive:
+            thread.ticket = None
+            thread.greenlet.switch(is_woken)
 
     def yield_now(self) -> None:
         """Another thread may run here."""
@@ -745,21 +742,26 @@ _NAMES = {
 }
 
 
-@contextmanager
-def virtual(kernel: Kernel, others: Iterable[tuple[types.ModuleType, str, Any]]) -> Iterator[None]:
-    """Give all modules of recycle.exec this kernel's clock, threads and sockets, and some modules other names."""
-    global KERNEL
-    KERNEL, replaced = kernel, list[tuple[types.ModuleType, str, Any]]()
+@cache
+def _wanted(_: int) -> list[tuple[types.ModuleType, str, Any]]:
+    """What is replaced in the modules that are imported now."""
     by_identity = {id(real): stand_in for real, stand_in in (*_MODULES.items(), *_NAMES.items())}
-    wanted = [
+    return [
         (module, name, by_identity[id(value)])
         for path, module in list(sys.modules.items())
         if path.startswith("recycle.exec")
         for name, value in list(vars(module).items())
         if id(value) in by_identity
     ]
+
+
+@contextmanager
+def virtual(kernel: Kernel, others: Iterable[tuple[types.ModuleType, str, Any]]) -> Iterator[None]:
+    """Give all modules of recycle.exec this kernel's clock, threads and sockets, and some modules other names."""
+    global KERNEL
+    KERNEL, replaced = kernel, list[tuple[types.ModuleType, str, Any]]()
     try:
-        for module, name, value in (*wanted, *others):
+        for module, name, value in (*_wanted(len(sys.modules)), *others):
             replaced.append((module, name, getattr(module, name)))
             setattr(module, name, value)
         yield
