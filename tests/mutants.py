@@ -1,6 +1,6 @@
 """Plants one defect at a time in a copy of the tree and runs the tests that should find it.
 
-    python -m tests.mutants [--only NAME,...] [--jobs N] [--list]
+    python -m tests.mutants [--only NAME,...] [--jobs N] [--explore SEEDS] [--list]
 
 `tests/mutants.toml` holds the defects: the text of a file before and after, the promise that the change breaks, and the
 tests that are run, in order, until one fails. Exit code 1 when a defect survives. After code has moved, a mutant keeps
@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutants.toml"
+CONTROL_PLANE = "recycle/exec/(leader|worker|agent|launch|election|checkpoint|links)"
+"""Files whose defects exploration should find."""
 TIMEOUT = 900.0
 """Seconds for the tests of a mutant; a hang counts as found."""
 
@@ -63,8 +69,9 @@ def mutated(mutant: Mutant, root: Path = ROOT) -> str:
     return text.replace(mutant.before, mutant.after)
 
 
-def killer_of(mutant: Mutant) -> str | None:
-    """The first test that finds the defect; None where it survives."""
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """A copy of the tree with the defect, as a function that runs Python there."""
     with tempfile.TemporaryDirectory(prefix="recycle-mutant-") as name:
         copy = Path(name)
         listed = subprocess.run(
@@ -79,12 +86,17 @@ def killer_of(mutant: Mutant) -> str | None:
                 shutil.copy2(ROOT / path, copy / path)
         (copy / mutant.file).write_text(mutated(mutant))
         environment = {**os.environ, "PYTHONPATH": name, "OMP_NUM_THREADS": "1", "RECYCLE_CACHE": f"{name}/.cache"}
+        yield partial(
+            subprocess.run, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+
+
+def killer_of(mutant: Mutant) -> str | None:
+    """The first test that finds the defect; None where it survives."""
+    with planted(mutant) as run:
         for tests in mutant.tests:
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests]
             try:
-                done = subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-                )
+                done = run([sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests])
             except subprocess.TimeoutExpired:
                 return f"{tests} (hangs)"
             if done.returncode == 1:
@@ -94,22 +106,38 @@ def killer_of(mutant: Mutant) -> str | None:
     return None
 
 
+def seed_of(mutant: Mutant, seeds: int) -> str | None:
+    """The first seed of tests.exec.explore that finds the defect, and the rule; None where it survives."""
+    with planted(mutant) as run:
+        try:
+            done = run([sys.executable, "-W", "ignore", "-m", "tests.exec.explore", "--find", str(seeds)])
+        except subprocess.TimeoutExpired:
+            return None
+    if done.returncode not in (0, 1) or (done.returncode and not done.stdout.startswith("seed")):
+        raise RuntimeError(f"{mutant.name}: the exploration ended with {done.returncode}\n{done.stderr[-2000:]}")
+    return ":".join(done.stdout.split(":")[:2]) or None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time")
     parser.add_argument("--list", action="store_true", help="print names and promises, and run nothing")
+    parser.add_argument("--explore", type=int, metavar="SEEDS", help="run seeds of tests.exec.explore, not the tests")
     arguments = parser.parse_args()
-    mutants = load_mutants()
+    mutants, seeds = load_mutants(), arguments.explore
     if arguments.only:
         mutants = [mutant for mutant in mutants if mutant.name in arguments.only.split(",")]
+    elif seeds:
+        mutants = [mutant for mutant in mutants if re.match(CONTROL_PLANE, mutant.file)]
+    find = partial(seed_of, seeds=seeds) if seeds else killer_of
     if arguments.list:
         for mutant in mutants:
             print(f"{mutant.name:<55} {mutant.breaks}")
         return 0
     survivors = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for mutant, killer in zip(mutants, pool.map(killer_of, mutants), strict=True):
+        for mutant, killer in zip(mutants, pool.map(find, mutants), strict=True):
             survivors += killer is None
             print(f"{mutant.name:<55} {killer or 'SURVIVES'}", flush=True)
     print(f"{len(mutants)} mutants, {survivors} survive")

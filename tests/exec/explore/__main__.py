@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
+import re
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 from recycle.job.shape import place_workers
@@ -130,14 +132,17 @@ def draw_scenario(seed: int) -> Scenario:
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
     """What a run violates; None if it violates no rule."""
+    return _outcome_of(Cluster(scenario, trace))
 
+
+def _outcome_of(cluster: Cluster, directory: Path | None = None) -> Violation | None:
     def stop(*_: object) -> None:
         raise Violation("loop", f"more than {CPU_SECONDS:g} s of CPU time: {traceback.format_stack(limit=8)}")
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
     try:
-        Cluster(scenario, trace).run()
+        cluster.run(directory)
     except Violation as violation:
         return violation
     finally:
@@ -182,52 +187,63 @@ def _rule_of(scenario: Scenario) -> str:
     return "" if violation is None else violation.rule
 
 
-def crash_points(scenario: Scenario, may_end: Callable[[str], bool]) -> list[tuple[str, int]]:
-    """All (process, number of its effects) after which it may end in a run of the scenario.
+def crash_points(cluster: Cluster, may_end: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """All (process, number of its effects) after which it may end in a run like this one.
 
     A process that ends between two of its effects leaves the same world as one that ends after the first of them, so
-    these are all of its ends under the orders of messages that the scenario's seed draws.
+    these are all of its ends under this run's order of messages.
     """
-    cluster = Cluster(scenario)
-    cluster.run()
     effects = sorted(cluster.kernel.effects.items())
     return [(name, number) for name, count in effects if may_end(name) for number in range(1, count + 1)]
 
 
-def small_worlds(end: float, first: int, print_line: Callable[[str], None]) -> tuple[int, dict[Scenario, Violation]]:
-    """End a process after each of its effects, then a second one after each of those that follow, until the time ends.
+SMALL = (
+    Scenario(ranks=1, steps=2, staggered=False, spared=frozenset({0}), detours=frozenset()),
+    Scenario(3, 1, steps=2, spared=frozenset({0}), detours=frozenset()),
+    Scenario(ranks=2, per_node=2, steps=2, spared=frozenset({0, 1}), detours=frozenset()),
+)
+"""Two or three agents with a worker each, and two agents with two; agent 0 and its workers live, so runs end well."""
 
-    Two agents with a worker each; the host of worker 0.0 lives, so the run has to end well.
+
+def small_worlds(
+    end: float, print_line: Callable[[str], None], worlds: Sequence[Scenario] = SMALL, depth: int = 2
+) -> tuple[int, dict[Scenario, Violation]]:
+    """Run each world with every deviation, then with every second one, up to `depth`, until the time ends.
+
+    A deviation ends a process after one of its effects, or has a receiver get a message after the next one of another
+    sender. Orders that differ only in messages to different receivers are run once (`Kernel.races`).
     """
     runs, found = 0, dict[Scenario, Violation]()
-    for seed in count(first):
-        whole = Scenario(ranks=1, steps=2, staggered=False, seed=seed, spared=frozenset({0}))
-        points, one_more = crash_points(whole, _is_struck), list[Scenario]()
-        for is_second in (False, True):
-            scenarios = (
-                [replace(whole, crashes=frozenset({point})) for point in points]
-                if not is_second
-                else (
-                    replace(one, crashes=one.crashes | {point})
-                    for one in one_more
-                    for point in crash_points(one, _is_struck)
-                )
-            )
-            for scenario in scenarios:
-                if time.monotonic() > end:
-                    return runs, found
-                runs += 1
-                if (violation := violation_of(scenario)) is not None:
-                    found[scenario] = violation
-                    print_line(f"{scenario}: {violation}")
-                elif not is_second:
-                    one_more.append(scenario)
-            print_line(f"seed {seed}: {runs} runs, {'two' if is_second else 'one'} of {len(points)} ends each")
-    raise AssertionError("the seeds do not end")
+    known, level = set[Scenario](), list(worlds)
+    for deviations in range(depth + 1):
+        following, level_runs = list[Scenario](), 0
+        for scenario in level:
+            if time.monotonic() > end:
+                print_line(f"{deviations} deviations: {level_runs} of {len(level)} runs, the time has ended")
+                return runs, found
+            cluster = Cluster(scenario)
+            runs, level_runs = runs + 1, level_runs + 1
+            if (violation := _outcome_of(cluster)) is not None:
+                found[scenario] = violation
+                print_line(f"{scenario}: {violation}")
+            elif deviations < depth:
+                more = [candidate for candidate in _deviating(cluster) if candidate not in known]
+                known.update(more)
+                following += more
+        print_line(f"{deviations} deviations: all of {len(level)} runs, {len(found)} violate a rule")
+        level = following
+    return runs, found
 
 
-def _is_struck(name: str) -> bool:
-    return name in ("agent 1", "worker 1.0.0", "worker 1.0.1")
+def _deviating(cluster: Cluster) -> Iterator[Scenario]:
+    """The scenarios with one more deviation."""
+    scenario = cluster.scenario
+    for point in crash_points(cluster, lambda name: re.match(r"agent [12]|worker [12]\.", name) is not None):
+        yield replace(scenario, crashes=scenario.crashes | {point})
+    detours = scenario.detours or frozenset()
+    for number in cluster.kernel.races():
+        if number > max(detours, default=-1):
+            yield replace(scenario, detours=detours | {number})
 
 
 def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
@@ -247,12 +263,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
-    parser.add_argument("--small", action="store_true", help="all ends of processes of a small run, one and two")
+    parser.add_argument("--find", type=int, help="run at most so many seeds, and stop at the first violation")
+    parser.add_argument("--small", action="store_true", help="all ends of processes and orders of messages")
     asked = parser.parse_args()
     if asked.small:
-        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, asked.first, print)
+        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, print)
         print(f"{runs} runs, {len(failures)} violate a rule")
         return 1 if failures else 0
+    if asked.find is not None:
+        for seed in range(asked.first, asked.first + asked.find):
+            if (violation := violation_of(draw_scenario(seed))) is not None:
+                print(f"seed {seed}: {violation}")
+                return 1
+        return 0
     if asked.seed is not None:
         return _tell(asked.seed, asked.whole)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs

@@ -72,6 +72,7 @@ class Process:
             return
         self.is_alive, self.how, self.code = False, how, code
         self.kernel.log(f"{self.name} ends: {how or code}")
+        self.kernel.deliver_locally(self)
         for end in list(self.sockets):
             end.close() if is_seen else end.vanish()
         for child in [child for child in self.kernel.processes if child.parent is self and child.is_alive]:
@@ -93,8 +94,21 @@ class Process:
             call()
 
 
+Channel = tuple[str, str]
+"""Who sends, and who receives."""
+DETOUR_SECONDS = 1.0
+"""Longest time for which a message waits for one of another sender."""
+
+
 class Kernel:
-    """What happens next. `cuts` are pairs of hosts between which nothing arrives."""
+    """What happens next.
+
+    Attributes:
+        cuts: pairs of hosts between which nothing arrives.
+        detours: numbers of messages that arrive after the next one that their receiver gets on another channel. All
+            messages take the same time then. None for drawn times.
+        arrivals: (time, number, channel) of messages, in order, if not drawn.
+    """
 
     def __init__(self, draws: random.Random, trace: Callable[[str], None] | None = None) -> None:
         self.now, self.draws, self.processes = 0.0, draws, list[Process]()
@@ -109,6 +123,8 @@ class Kernel:
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
         self.crashes: set[tuple[str, int]] = set()
         self.detours: frozenset[int] | None = None
+        self.arrivals: list[tuple[float, int, Channel]] = []
+        self._messages, self._delayed = count(), dict[str, tuple[Channel, list[Callable[[], None]]]]()
         self.effects: dict[str, int] = {}
         self.error: Exception | None = None
         self.is_finished = self.is_over = False
@@ -166,7 +182,7 @@ class Kernel:
 
     def wake(self, waiting: Waiting) -> None:
         for thread, ticket in waiting:
-            soon = self.draws.random()
+            soon = self.draws.random() if self.detours is None else 0.0
             self.after(0.0 if soon < 0.5 else 0.002 * (soon - 0.5), partial(self._resume, thread, ticket, True))
         waiting.clear()
 
@@ -188,13 +204,19 @@ class Kernel:
     # The network.
 
     def delay(self, first: int, second: int) -> float:
+        if self.detours is not None:
+            return 0.002
         if self.draws.random() < self.slow_messages:
             return self.draw(0.2, 3.0)
         return self.draw(0.0002, 0.004)
 
-    def send(self, first: int, second: int, seconds: float, call: Callable[[], None]) -> None:
+    def send(
+        self, first: int, second: int, seconds: float, call: Callable[[], None], channel: Channel | None = None
+    ) -> None:
         """Have something arrive at a host, once nothing is cut."""
         pair = frozenset((first, second))
+        if self.detours is not None and channel is not None:
+            call = partial(self._arrive, next(self._messages), channel, first == second, call)
 
         def arrive() -> None:
             if pair in self.cuts:
@@ -203,6 +225,46 @@ class Kernel:
                 call()
 
         self.after(seconds, arrive)
+
+    def _arrive(self, number: int, channel: Channel, is_local: bool, call: Callable[[], None]) -> None:
+        delayed, receiver = self._delayed.get(channel[1]), channel[1]
+        if delayed is not None and delayed[0] == channel:
+            delayed[1].append(call)
+            return
+        may_wait = not is_local or any(process.name == channel[0] for process in self.processes)
+        if delayed is None and self.detours and number in self.detours and may_wait:
+            self._delayed[receiver] = delayed = channel, [call]
+            self.after(DETOUR_SECONDS, partial(self._deliver, receiver, delayed))
+            return
+        self.arrivals.append((self.now, number, channel))
+        call()
+        if delayed is not None:
+            self._deliver(receiver, delayed)
+
+    def _deliver(self, receiver: str, delayed: tuple[Channel, list[Callable[[], None]]]) -> None:
+        if self._delayed.get(receiver) is delayed:
+            del self._delayed[receiver]
+            for call in delayed[1]:
+                call()
+
+    def deliver_locally(self, sender: Process) -> None:
+        """What a process has sent to another one of its host is there before it ends."""
+        for process in self.processes:
+            delayed = self._delayed.get(process.name)
+            if delayed is not None and process.host == sender.host and delayed[0][0] == sender.name:
+                self._deliver(process.name, delayed)
+
+    def races(self) -> Iterator[int]:
+        """Numbers of messages that their receiver could get after a later one of another channel.
+
+        Messages to different receivers commute, and one that finds no other in `DETOUR_SECONDS` changes nothing.
+        """
+        later: dict[str, list[tuple[float, Channel]]] = {}
+        for time, number, channel in reversed(self.arrivals):
+            others = later.setdefault(channel[1], [])
+            if any(at - time <= DETOUR_SECONDS and other != channel for at, other in reversed(others[-20:])):
+                yield number
+            others.append((time, channel))
 
     def cut(self, first: int, second: int, seconds: float) -> None:
         pair, number = frozenset((first, second)), next(self._numbers)
@@ -531,11 +593,15 @@ class Socket:
     def _transmit(self, data: bytes | None) -> None:
         assert self.peer is not None
         ends = self.process.host, self.peer.process.host
+        channel = self.process.name, self.peer.process.name
         if ends[0] == ends[1]:  # the kernel of a host has what was sent at once
-            self.peer._arrive(data)
+            if KERNEL.detours is None:
+                self.peer._arrive(data)
+            else:
+                KERNEL.send(*ends, 0.0, partial(self.peer._arrive, data), channel)
             return
         self._arrival = max(self._arrival, KERNEL.now + KERNEL.delay(*ends))
-        KERNEL.send(*ends, self._arrival - KERNEL.now, partial(self.peer._arrive, data))
+        KERNEL.send(*ends, self._arrival - KERNEL.now, partial(self.peer._arrive, data), channel)
 
     def break_if(self, pair: frozenset[int], number: int) -> None:
         """The connection breaks here if a cut lasts."""

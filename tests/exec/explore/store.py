@@ -141,7 +141,7 @@ class StoreClient(EtcdClient):
                 reply(answer)
 
         def reply(answer: dict[str, Any] | Exception) -> None:
-            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer))
+            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer), ("store", process.name))
 
         def take(answer: dict[str, Any] | Exception) -> None:
             answers.append(answer)
@@ -149,7 +149,7 @@ class StoreClient(EtcdClient):
 
         is_slow = store.slow_until > kernel.now and kernel.draws.random() < 0.4
         seconds_up = kernel.draw(0.5, 4.0) if is_slow else kernel.delay(host, HOST)
-        kernel.send(host, HOST, seconds_up, arrive)
+        kernel.send(host, HOST, seconds_up, arrive, (process.name, "store"))
         kernel.count_effect()
         if not answered.wait(seconds):
             has_left = True

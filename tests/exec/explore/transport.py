@@ -17,7 +17,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.job import Job
 from recycle.job.shape import Worker
-from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Waiting, current
+from tests.exec.explore.kernel import BREAK_SECONDS, Channel, Kernel, Waiting, current
 
 
 class CutOff(RuntimeError):
@@ -96,7 +96,9 @@ class Fabric:
                 seconds = self.kernel.draw(0.0, 0.5) if soon else self.kernel.draw(0.5, 5.0)
                 if not end.process.is_alive and end.host not in {p.host for p in self.kernel.processes}:
                     seconds, error = self.kernel.draw(*BREAK_SECONDS), CutOff(end.role)
-                self.kernel.send(end.host, other.host, seconds, partial(other.lose, end.role, error))
+                self.kernel.send(
+                    end.host, other.host, seconds, partial(other.lose, end.role, error), end.channel(other)
+                )
 
 
 class _Sum:
@@ -125,7 +127,7 @@ class _Sum:
                 total = sum((parts[role][2] for role in sorted(parts)[1:]), parts[min(parts)][2])
                 for other, waiting, _ in parts.values():
                     finish = partial(waiting.finish, total.clone())
-                    kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish)
+                    kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish, end.channel(other))
 
         kernel.after(kernel.draw(0.001, 0.01), partial(arrive, buffer.clone()))
         kernel.count_effect()
@@ -148,6 +150,9 @@ class SimulatedGroups(GlooTransport):
         self._posted: dict[tuple[Worker, object], deque[Work]] = {}
         self._arrivals: dict[Worker, float] = {}
         self.process.at_end.append(self._shut)
+
+    def channel(self, other: SimulatedGroups) -> Channel:
+        return self.process.name, other.process.name
 
     def form(self) -> None:
         groups, limits = self._groups, self._settings.limits
@@ -198,7 +203,7 @@ class SimulatedGroups(GlooTransport):
             if not end.is_shut:
                 end.take(self.role, tag, copy)
 
-        kernel.send(self.host, end.host, arrival - kernel.now, arrive)
+        kernel.send(self.host, end.host, arrival - kernel.now, arrive, self.channel(end))
         kernel.count_effect()
         return work
 
