@@ -16,11 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import CodeType
 
 import msgspec
 
@@ -69,9 +71,8 @@ def mutated(mutant: Mutant, root: Path = ROOT) -> str:
     return text.replace(mutant.before, mutant.after)
 
 
-@contextmanager
-def planted(mutant: Mutant) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """A copy of the tree with the defect, as a function that runs Python there."""
+def killer_of(mutant: Mutant) -> str | None:
+    """The first test that finds the defect; None where it survives."""
     with tempfile.TemporaryDirectory(prefix="recycle-mutant-") as name:
         copy = Path(name)
         listed = subprocess.run(
@@ -86,17 +87,12 @@ def planted(mutant: Mutant) -> Iterator[Callable[..., subprocess.CompletedProces
                 shutil.copy2(ROOT / path, copy / path)
         (copy / mutant.file).write_text(mutated(mutant))
         environment = {**os.environ, "PYTHONPATH": name, "OMP_NUM_THREADS": "1", "RECYCLE_CACHE": f"{name}/.cache"}
-        yield partial(
-            subprocess.run, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-
-
-def killer_of(mutant: Mutant) -> str | None:
-    """The first test that finds the defect; None where it survives."""
-    with planted(mutant) as run:
         for tests in mutant.tests:
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests]
             try:
-                done = run([sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests])
+                done = subprocess.run(
+                    command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+                )
             except subprocess.TimeoutExpired:
                 return f"{tests} (hangs)"
             if done.returncode == 1:
@@ -106,13 +102,31 @@ def killer_of(mutant: Mutant) -> str | None:
     return None
 
 
+def plant(name: str) -> None:
+    """Have this process import the defect, without a copy of the tree."""
+    (mutant,) = (mutant for mutant in load_mutants() if mutant.name == name)
+    module, path = mutant.file.removesuffix(".py").replace("/", "."), str(ROOT / mutant.file)
+
+    class Planter(SourceFileLoader):
+        def get_code(self, fullname: str) -> CodeType:
+            return compile(mutated(mutant), path, "exec")
+
+        @staticmethod
+        def find_spec(fullname: str, *_: object) -> ModuleSpec | None:
+            return spec_from_file_location(fullname, path, loader=Planter(module, path)) if fullname == module else None
+
+    sys.meta_path.insert(0, Planter(module, path))
+
+
 def seed_of(mutant: Mutant, seeds: int) -> str | None:
     """The first seed of tests.exec.explore that finds the defect, and the rule; None where it survives."""
-    with planted(mutant) as run:
-        try:
-            done = run([sys.executable, "-W", "ignore", "-m", "tests.exec.explore", "--find", str(seeds)])
-        except subprocess.TimeoutExpired:
-            return None
+    code = (
+        f"from tests.mutants import plant; plant({mutant.name!r}); import runpy;"
+        " runpy.run_module('tests.exec.explore', run_name='__main__')"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, "--find", str(seeds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or (done.returncode and not done.stdout.startswith("seed")):
         raise RuntimeError(f"{mutant.name}: the exploration ended with {done.returncode}\n{done.stderr[-2000:]}")
     return ":".join(done.stdout.split(":")[:2]) or None
@@ -130,14 +144,14 @@ def main() -> int:
         mutants = [mutant for mutant in mutants if mutant.name in arguments.only.split(",")]
     elif seeds:
         mutants = [mutant for mutant in mutants if re.match(CONTROL_PLANE, mutant.file)]
-    find = partial(seed_of, seeds=seeds) if seeds else killer_of
+    finds: Callable[[Mutant], str | None] = partial(seed_of, seeds=seeds) if seeds else killer_of
     if arguments.list:
         for mutant in mutants:
             print(f"{mutant.name:<55} {mutant.breaks}")
         return 0
     survivors = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for mutant, killer in zip(mutants, pool.map(find, mutants), strict=True):
+        for mutant, killer in zip(mutants, pool.map(finds, mutants), strict=True):
             survivors += killer is None
             print(f"{mutant.name:<55} {killer or 'SURVIVES'}", flush=True)
     print(f"{len(mutants)} mutants, {survivors} survive")

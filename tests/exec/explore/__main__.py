@@ -1,6 +1,6 @@
 """Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--small]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED [--run DIR]] [--small]
 
 Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py). A run that violates
 a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What is left
@@ -262,6 +262,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
+    parser.add_argument("--run", type=Path, help="of --seed: a new run directory, for `recycle view`")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
     parser.add_argument("--find", type=int, help="run at most so many seeds, and stop at the first violation")
     parser.add_argument("--small", action="store_true", help="all ends of processes and orders of messages")
@@ -277,7 +278,7 @@ def main() -> int:
                 return 1
         return 0
     if asked.seed is not None:
-        return _tell(asked.seed, asked.whole)
+        return _tell(asked.seed, asked.whole, asked.run)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
     forks = multiprocessing.get_context("fork")
     outcomes: Any = forks.SimpleQueue()
@@ -300,13 +301,15 @@ def main() -> int:
     return 1 if found else 0
 
 
-def _tell(seed: int, is_whole: bool = False) -> int:
-    """Print the history of a seed; the exit code."""
+def _tell(seed: int, is_whole: bool = False, directory: Path | None = None) -> int:
+    """Print the history of a seed, and leave its run directory; the exit code."""
     scenario = draw_scenario(seed)
-    violation = violation_of(scenario, print if is_whole else None)
-    if violation is not None and not is_whole:
+    if directory is not None:
+        directory.mkdir(parents=True)
+        scenario = replace(scenario, trace=True)
+    if not is_whole and (violation := violation_of(scenario)) is not None:
         scenario = shortest(scenario, violation.rule)
-        violation = violation_of(scenario, print)
+    violation = _outcome_of(Cluster(scenario, print), directory)
     print(f"{scenario}\n{violation or 'no rule is violated'}")
     return 0 if violation is None else 1
 

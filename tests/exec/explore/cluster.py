@@ -510,7 +510,7 @@ class Cluster:
         self.kernel = Kernel(random.Random(scenario.seed), trace)
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.kernel.detours = scenario.detours
-        self.rules = Rules(self, None if scenario == scenario.course else reference(scenario.course))
+        self.rules = Rules(self)
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
         places = place_workers(self.job.shape, scenario.per_node)
@@ -527,6 +527,8 @@ class Cluster:
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
         global CLUSTER
+        if self.scenario != self.scenario.course:
+            self.rules.reference = reference(self.scenario.course)
         CLUSTER = self
         path = directory or Path(tempfile.mkdtemp(prefix="recycle-explore-", dir=FOLDER))
         self.request = _Request(

@@ -49,13 +49,15 @@ class Rules:
     """Checks one run.
 
     Attributes:
-        result: what the run has computed; complete when it has ended.
+        reference: what the run should compute, if known.
+        result: what it has computed; complete when it has ended.
         struck_nodes, struck_workers: those that a fault has struck.
         committed: last step in the register.
     """
 
-    def __init__(self, cluster: Cluster, reference: Reference | None) -> None:
-        self._cluster, self._reference = cluster, reference
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.reference: Reference | None = None
         self.result = Reference([], {})
         self.struck_nodes: set[int] = set()
         self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
@@ -147,7 +149,7 @@ class Rules:
     def wrote(self, line: dict[str, Any]) -> None:
         """A leader writes a line of metrics: each micro-batch counts once, to the last bit."""
         step = line["step"]
-        expected = self._reference.metrics[step] if self._reference else line
+        expected = self.reference.metrics[step] if self.reference else line
         for key in ("loss", "grad_norm"):
             if line[key] != expected[key]:
                 self._fail("bits", f"{key} of step {step} is {line[key]}, without failures {expected[key]}")
@@ -211,7 +213,7 @@ class Rules:
             states.setdefault(int(stage), set()).add(digest)
         self.result = Reference(lines, states)
         # A layout that moved has other stages.
-        if self._reference and not cluster.scenario.elastic and not states.items() <= self._reference.digests.items():
+        if self.reference and not cluster.scenario.elastic and not states.items() <= self.reference.digests.items():
             raise Violation("bits", f"the final states are {states}")
         if any(len(of_stage) > 1 for of_stage in states.values()):
             raise Violation("bits", f"the hosts of a stage end with different states: {states}")
