@@ -17,7 +17,7 @@ import signal
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,8 +43,8 @@ import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
-from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_address import drain
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory

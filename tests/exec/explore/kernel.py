@@ -260,11 +260,11 @@ class Kernel:
         Messages to different receivers commute, and one that finds no other in `DETOUR_SECONDS` changes nothing.
         """
         later: dict[str, list[tuple[float, Channel]]] = {}
-        for time, number, channel in reversed(self.arrivals):
+        for moment, number, channel in reversed(self.arrivals):
             others = later.setdefault(channel[1], [])
-            if any(at - time <= DETOUR_SECONDS and other != channel for at, other in reversed(others[-20:])):
+            if any(at - moment <= DETOUR_SECONDS and other != channel for at, other in reversed(others[-20:])):
                 yield number
-            others.append((time, channel))
+            others.append((moment, channel))
 
     def cut(self, first: int, second: int, seconds: float) -> None:
         pair, number = frozenset((first, second)), next(self._numbers)

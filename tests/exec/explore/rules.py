@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from recycle.errors import JobError, RecycleError
-from recycle.exec.launch.agent import AgentExit
 from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.agent import AgentExit
 from recycle.exec.protocol import Committed, Cursor, GenerationRecord, LeaderMessage, Propose
 from recycle.job.shape import Worker
 from tests.exec.explore.kernel import Process
@@ -209,7 +209,9 @@ class Rules:
         events = [json.loads(line) for line in (cluster.path / "events.jsonl").read_text().splitlines()]
         digests = [event["digests"] for event in events if event["kind"] == "finished"]
         states: dict[int, set[str]] = {}
-        for stage, digest in (item for of_run in digests for of_worker in of_run.values() for item in of_worker.items()):
+        for stage, digest in (
+            item for of_run in digests for of_worker in of_run.values() for item in of_worker.items()
+        ):
             states.setdefault(int(stage), set()).add(digest)
         self.result = Reference(lines, states)
         # A layout that moved has other stages.
