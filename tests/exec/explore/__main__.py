@@ -49,19 +49,8 @@ WEIGHTS = {
 """How often a seed has a kind of fault."""
 OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
-PLANNED = [
-    "kill",
-    "kill",
-    "drain",
-    "nan",
-    "exception",
-    "stop",
-    "stall",
-    "slow=3",
-    "kill.gather",
-    "kill.commit",
-    "kill.step",
-]
+PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
+PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
 LEAST: dict[str, Any] = {
     "checkpoint_every": 0,

@@ -209,10 +209,9 @@ class Rules:
         events = [json.loads(line) for line in (cluster.path / "events.jsonl").read_text().splitlines()]
         digests = [event["digests"] for event in events if event["kind"] == "finished"]
         states: dict[int, set[str]] = {}
-        for stage, digest in (
-            item for of_run in digests for of_worker in of_run.values() for item in of_worker.items()
-        ):
-            states.setdefault(int(stage), set()).add(digest)
+        for of_worker in (of_worker for of_run in digests for of_worker in of_run.values()):
+            for stage, digest in of_worker.items():
+                states.setdefault(int(stage), set()).add(digest)
         self.result = Reference(lines, states)
         # A layout that moved has other stages.
         if self.reference and not cluster.scenario.elastic and not states.items() <= self.reference.digests.items():

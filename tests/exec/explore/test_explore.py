@@ -14,12 +14,10 @@ from recycle.plans import Plan, failure_vector
 from tests.exec.explore.__main__ import crash_points, draw_scenario, violation_of
 from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of, reference
 
-SPARED = frozenset({0, 1})
 
-
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 60, 10))
 def test_no_seed_violates_a_rule(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         assert violation_of(draw_scenario(seed)) is None, seed
 
 
