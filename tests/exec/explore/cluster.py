@@ -52,7 +52,7 @@ from recycle.exec.launch.trackers import Observer
 from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
 from recycle.exec.processes.forkserver import describe_exit
-from recycle.exec.protocol import LeaderMessage, Leaving, Start
+from recycle.exec.protocol import LeaderMessage, Leaving, Start, WorkerMessage
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
@@ -332,6 +332,14 @@ def _kill(process: Process) -> None:
     process.end("killed by SIGKILL", -9)
 
 
+class _Member(Member):
+    """Tells the rules what a process says."""
+
+    def send(self, message: WorkerMessage) -> None:
+        CLUSTER.rules.said(self.name, self._state.generation, message)
+        super().send(message)
+
+
 class _Participant(Participant):
     """A process that is not forked, and has neither signals nor a device."""
 
@@ -347,7 +355,7 @@ class _Participant(Participant):
             self._keys, torch.device("cpu"), run.address, (self.tensor_rank, self.tensor_parallel), self.job.membership
         )
         self.transport = SimulatedTransport(CLUSTER.fabric, settings)
-        self.member = Member(
+        self.member = _Member(
             run.agent,
             self.name,
             specification.incarnation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,21 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
-from recycle.exec.protocol import Committed, Cursor, GenerationRecord, LeaderMessage, Propose
+from recycle.exec.members import members_of
+from recycle.exec.protocol import (
+    Acknowledged,
+    Committed,
+    Cursor,
+    EvaluationResult,
+    Formed,
+    GenerationRecord,
+    LeaderMessage,
+    Permit,
+    Propose,
+    StepReport,
+    Strike,
+    WorkerMessage,
+)
 from recycle.job.shape import Worker
 from tests.exec.explore.kernel import Process
 
@@ -66,7 +81,8 @@ class Rules:
         self.cursor: Cursor | None = None
         self.committed = -1
         self._commits: set[tuple[int, int]] = set()
-        self._records: dict[int, bytes] = {}
+        self._records, self._ran = set[int](), set[int]()
+        self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
     def _fail(self, rule: str, what: str) -> None:
         if self._cluster.kernel.error is None:
@@ -89,9 +105,32 @@ class Rules:
             if not any(peer.rank == worker.rank for peer in peers):
                 self._fail("last copy", f"{process.name} leaves, and nobody has the state of its stage")
 
+    def said(self, member: str, generation: int, message: WorkerMessage) -> None:
+        """A process says something."""
+        match message:
+            case StepReport(step=step, report=report):
+                self._said[generation, f"{type(report).__name__} {step}"].add(member)
+            case Acknowledged() | Formed(error=""):
+                self._said[generation, "form" if isinstance(message, Acknowledged) else "run"].add(member)
+
+    def _require_said(self, rule: str, record: GenerationRecord, what: str) -> None:
+        members = set(members_of(record.live, self._cluster.scenario.tensor_parallel))
+        if missing := members - self._said[record.generation, what]:
+            self._fail(rule, f"generation {record.generation} goes on without {what} of {sorted(missing)}")
+
     def heard(self, process: Process, message: LeaderMessage) -> None:
         """A process hears something."""
+        record, cursor = self.record, self.cursor
         match message:
+            case Permit(generation=generation, what=what) if record is not None and record.generation == generation:
+                self._require_said("permit", record, what)
+                if what == "run" and generation not in self._ran:
+                    self._fail("persist", f"{process.name} hears that {generation} runs, which is not written")
+            case Strike(fault=fault) if cursor is not None and fault not in cursor.struck:
+                self._fail("persist", f"{process.name} is struck by {fault}, which is not written")
+            case EvaluationResult(generation=generation, evaluated=evaluated) if cursor is not None:
+                if cursor.generation == generation and cursor.evaluated != evaluated:
+                    self._fail("persist", f"{process.name} hears of {evaluated}, which is not written")
             case Committed(generation=generation, commit=commit):
                 if (generation, commit.step) not in self._commits and not self._is_begin(generation, commit.step):
                     self._fail(
@@ -124,10 +163,13 @@ class Rules:
                 self._cluster.kernel.log(f"store: {other}")
 
     def _record(self, record: GenerationRecord) -> None:
-        if self.record is not None and record.generation < self.record.generation:
-            self._fail("generation", f"{record.generation} follows {self.record.generation}")
+        before = self.record
+        if before is not None and record.generation < before.generation:
+            self._fail("generation", f"{record.generation} follows {before.generation}")
+        if (before is None or record.generation > before.generation) and record.mode != "barrier":
+            self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         self.record = record
-        self._records[record.generation] = b""
+        self._records.add(record.generation)
 
     def _cursor(self, cursor: Cursor) -> None:
         before = self.cursor
@@ -139,7 +181,14 @@ class Rules:
             self._fail("commit", f"step {cursor.committed} follows {self.committed} in generation {cursor.generation}")
         if cursor.committed > self.committed + 1:
             self._fail("commit", f"step {cursor.committed} follows {self.committed}")
+        if self.record is not None and cursor.generation == self.record.generation and is_same:
+            if cursor.committed == self.committed + 1:
+                self._require_said("reports", self.record, f"Report {cursor.committed}")
+            if cursor.evaluated is not None and before is not None and cursor.evaluated != before.evaluated:
+                self._require_said("reports", self.record, f"EvaluationReport {cursor.evaluated.step}")
         self.cursor, self.committed = cursor, cursor.committed
+        if cursor.phase == "running":
+            self._ran.add(cursor.generation)
         if cursor.commit is not None:
             self._commits.add((cursor.generation, cursor.commit.step))
         self._cluster.kernel.log(f"store: {cursor.phase} generation {cursor.generation}, committed {cursor.committed}")
