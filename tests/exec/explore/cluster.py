@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -41,12 +41,11 @@ import recycle.exec.worker.main_loop
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
-from recycle.errors import JobError, RecycleError, RunError
+from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_address import drain
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.members import member_name
@@ -63,12 +62,14 @@ from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan
 from recycle.plans.plan import programs_of
-from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
-from tests.exec.explore.kernel import stand_in as _module
+from tests.exec.explore.faults import FAULTS, Fault, kill
+from tests.exec.explore.kernel import Kernel, Process, Thread, Waiting, current
+from tests.exec.explore.network import Selector
 from tests.exec.explore.rules import Reference, Rules, Violation
-from tests.exec.explore.store import HOST as STORE
 from tests.exec.explore.store import Store
+from tests.exec.explore.threads import Event
 from tests.exec.explore.transport import Fabric, SimulatedTransport
+from tests.exec.explore.virtual import stand_in, virtual
 from tests.exec.runs import job
 
 LONGEST = 300.0
@@ -90,18 +91,6 @@ LIMITS = {
     "drift": 0.0,
 }
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-class Fault(NamedTuple):
-    """What strikes at a time: a process of a worker (by number), a node, or the store."""
-
-    time: float
-    kind: str
-    target: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.target} at {self.time:.2f} s for {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True)
@@ -293,14 +282,14 @@ class _Processes:
             CLUSTER.kernel.wake(self._waker.waiting)
         if process.code:
             for other in processes:
-                _kill(other)
+                kill(other)
 
     def running(self, worker: Worker) -> bool:
         return worker in self.processes
 
     def kill(self, worker: Worker) -> None:
         for process in self.processes.get(worker, []):
-            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(_kill, process))
+            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(kill, process))
 
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
         ended, self._ended = self._ended, {}
@@ -316,7 +305,7 @@ class _Processes:
     def end(self, patience: float) -> None:
         for processes in self.processes.values():
             for process in processes:
-                _kill(process)
+                kill(process)
 
 
 def _live(specification: str) -> None:
@@ -326,10 +315,6 @@ def _live(specification: str) -> None:
         if "struck by the fault" not in str(error):
             raise
         current().process.end("", 1)
-
-
-def _kill(process: Process) -> None:
-    process.end("killed by SIGKILL", -9)
 
 
 class _Member(Member):
@@ -379,7 +364,7 @@ def _signal(process_id: int, number: int) -> None:
     CLUSTER.kernel.log(f"{process.name} is struck by signal {number}")
     match number:
         case signal.SIGKILL:
-            _kill(process)
+            kill(process)
         case signal.SIGSTOP:
             process.stop(LONGEST)
         case signal.SIGTERM:
@@ -529,7 +514,7 @@ class Cluster:
         self.processes: dict[int, _Processes] = {}
         self.leave_calls: dict[Process, Callable[[], None]] = {}
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
-        self._stops: dict[int, Event] = {}
+        self.stops: dict[int, Event] = {}
         self.full_until = 0.0
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
@@ -553,7 +538,7 @@ class Cluster:
             (modules.launch.node, "LocalProcesses", _Processes),
             (modules.launch.node, "Waker", _Waker),
             (modules.planning.planning, "PlannerProcess", _Planner),
-            (modules.launch.run_directory, "os", _module(os, write=_unless_full(os.write, _no_space))),
+            (modules.launch.run_directory, "os", stand_in(os, write=_unless_full(os.write, _no_space))),
             (modules.planning.planning, "write_whole", _unless_full(write_whole, lambda: RecycleError("no space"))),
             (modules.hooks.saver, "write_stage", _unless_full(write_stage, lambda: RunError("no space"))),
             (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
@@ -564,7 +549,7 @@ class Cluster:
             (modules.launch.agent, "require_open_files", lambda *_: None),
             (modules.worker.worker, "Participant", _Participant),
             (modules.worker.member, "MemberState", _State),
-            (modules.faults.kinds, "os", _module(os, kill=_signal)),
+            (modules.faults.kinds, "os", stand_in(os, kill=_signal)),
             (modules.transport.groups, "OVER_SECONDS", 0.2),
             *PURE,
         ]
@@ -609,8 +594,6 @@ class Cluster:
 
     def run_in(self, process: Process, call: Callable[[], Any]) -> None:
         """Run something in a thread of a process that lives."""
-        from tests.exec.explore.kernel import Thread
-
         if process.is_alive:
             Thread(call, process=process).start()
 
@@ -618,7 +601,7 @@ class Cluster:
         if node in self.agents or self.has_ended:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
-        self._stops[node] = stop = Event()
+        self.stops[node] = stop = Event()
         self.kernel.log(f"{process.name} starts")
 
         def ended() -> None:
@@ -666,136 +649,3 @@ class Cluster:
 
     def on_node(self, node: int) -> Iterator[Process]:
         return (process for process in list(self.kernel.processes) if process.host == node)
-
-
-def _kill_worker(cluster: Cluster, fault: Fault) -> None:
-    if (process := cluster.process_of(fault)) is not None:
-        cluster.rules.struck(process)
-        _kill(process)
-
-
-def _stop_worker(cluster: Cluster, fault: Fault) -> None:
-    if (process := cluster.process_of(fault)) is not None:
-        cluster.rules.struck(process)
-        process.stop(fault.seconds)
-
-
-def _leave_worker(cluster: Cluster, fault: Fault) -> None:
-    process = cluster.process_of(fault)
-    if process is not None and process in cluster.leave_calls:
-        cluster.rules.struck(process)
-        cluster.run_in(process, cluster.leave_calls[process])
-
-
-def _drain_worker(cluster: Cluster, fault: Fault) -> None:
-    """`recycle drain`, on the node of the worker."""
-    worker = cluster.workers[fault.target % len(cluster.workers)]
-    cluster.rules.struck_workers.add(worker)
-
-    def ask() -> None:
-        try:
-            drain(cluster.path, str(worker), fault.seconds or None, cluster.kernel.log)
-        except (JobError, RunError) as error:
-            cluster.kernel.log(f"recycle drain {worker}: {error}")
-
-    Process(cluster.kernel, f"drain of {worker}", cluster.homes[worker]).run(ask)
-
-
-def _strike_node(cluster: Cluster, node: int) -> None:
-    cluster.rules.struck_nodes.add(node)
-    for process in cluster.on_node(node):
-        cluster.rules.struck(process)
-
-
-def _kill_agent(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        _kill(cluster.agents[node])
-
-
-def _stop_agent(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        cluster.agents[node].stop(fault.seconds)
-
-
-def _lose_node(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    for process in cluster.on_node(node):
-        process.end("lost with its node", -9, is_seen=False)
-
-
-def _leave_node(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        cluster.run_in(cluster.agents[node], cluster._stops[node].set)
-
-
-def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
-    for first, second in pairs:
-        if first != second:
-            cluster.kernel.cut(first, second, seconds)
-            cluster.fabric.cut(frozenset((first, second)))
-
-
-def _cut_pair(cluster: Cluster, fault: Fault) -> None:
-    node, other = cluster.node_of(fault), (cluster.node_of(fault) + 1) % len(cluster.nodes)
-    _strike_node(cluster, node)
-    _strike_node(cluster, other)
-    _cut(cluster, [(node, other)], fault.seconds)
-
-
-def _isolate(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    _cut(cluster, [(node, other) for other in (*cluster.nodes, STORE)], fault.seconds)
-
-
-def _cut_store(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    cluster.kernel.cut(node, STORE, fault.seconds)
-
-
-def _fill_disk(cluster: Cluster, fault: Fault) -> None:
-    cluster.full_until = cluster.kernel.now + fault.seconds
-
-
-def _stall_store(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.stalls_until = cluster.kernel.now + fault.seconds
-
-
-def _slow_store(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.slow_until = cluster.kernel.now + fault.seconds
-
-
-def _lose_answers(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.loses_until = cluster.kernel.now + fault.seconds
-
-
-def _lose_leases(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.revoke_all()
-
-
-FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
-    "kill worker": _kill_worker,
-    "stop worker": _stop_worker,
-    "leave worker": _leave_worker,
-    "drain worker": _drain_worker,
-    "kill agent": _kill_agent,
-    "stop agent": _stop_agent,
-    "lose node": _lose_node,
-    "leave node": _leave_node,
-    "cut": _cut_pair,
-    "isolate": _isolate,
-    "cut from store": _cut_store,
-    "fill disk": _fill_disk,
-    "stall store": _stall_store,
-    "slow store": _slow_store,
-    "lose answers": _lose_answers,
-    "lose leases": _lose_leases,
-}

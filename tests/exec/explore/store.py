@@ -11,7 +11,8 @@ from recycle.exec.etcd import EtcdClient, LeaseEnded, Unavailable, decoded
 from recycle.job.endpoints import Endpoints
 from recycle.job.sections import MembershipSection
 from tests.exec.explore import kernel as machine
-from tests.exec.explore.kernel import Event, Kernel, Process, current
+from tests.exec.explore.kernel import Kernel, Process, current
+from tests.exec.explore.threads import Event
 
 HOST = -1
 """The host of the store, for cuts."""

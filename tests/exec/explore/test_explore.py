@@ -11,8 +11,10 @@ from recycle.exec.launch.agent import AgentExit
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.lower import with_barrier
 from recycle.plans import Plan, failure_vector
-from tests.exec.explore.__main__ import crash_points, draw_scenario, violation_of
-from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of, reference
+from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
+from tests.exec.explore.faults import Fault
+from tests.exec.explore.small import crash_points
+from tests.exec.explore.stories import draw_scenario, violation_of
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
