@@ -176,8 +176,8 @@ class Rules:
         if before is not None and cursor.generation < before.generation:
             self._fail("generation", f"cursor of {cursor.generation} follows {before.generation}")
         is_same = before is not None and cursor.generation == before.generation
-        # A stage without a live host is restored from a checkpoint, in a new generation.
-        if cursor.committed < self.committed and (is_same or self._cluster.scenario.spared):
+        # A stage without a live host is restored from a checkpoint, and a wrong state is left, in a new generation.
+        if cursor.committed < self.committed and (is_same or (self._cluster.scenario.spared and not self._is_wrong)):
             self._fail("commit", f"step {cursor.committed} follows {self.committed} in generation {cursor.generation}")
         if cursor.committed > self.committed + 1:
             self._fail("commit", f"step {cursor.committed} follows {self.committed}")
@@ -222,6 +222,11 @@ class Rules:
         scenario = self._cluster.scenario
         return not (scenario.planned or scenario.crashes) and {f.kind for f in scenario.faults} <= CALM_FAULTS
 
+    @property
+    def _is_wrong(self) -> bool:
+        """Whether a fault has changed what a worker holds or computes."""
+        return any(text.startswith("flip") for text in self._cluster.scenario.planned)
+
     def _is_another(self, cause: str) -> bool:
         """Whether a cause may lie elsewhere."""
         # Of workers that fail to form together any may be to blame; an agent without a leader waits for the store.
@@ -240,6 +245,7 @@ class Rules:
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
             and not re.search("does not answer|during start-up|has ended while", str(exit))
+            and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
 

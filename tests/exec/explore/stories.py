@@ -94,6 +94,9 @@ def draw_scenario(seed: int) -> Scenario:
     spared_nodes = {homes[workers[number]] for number in spared}
     nodes = [node for node in set(homes.values()) if node not in spared_nodes]
     others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
+    if scenario.digests and others and chance(0.5):  # hosts of a stage that all live find what is wrong
+        flip = f"flip={draws.choice(['weight', 'gradient'])}:{workers[draws.choice(others)]}@{draws.randrange(steps)}"
+        return replace(scenario, spared=spared, planned=(flip,))
     planned = list[str]()
     for worker in [workers[draws.choice(others)]] if others and chance(0.3) else ():
         kind, step = draws.choice(PLANNED), draws.randrange(steps)
