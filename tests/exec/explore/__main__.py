@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="all ends of processes and orders of messages")
     asked = parser.parse_args()
     if asked.small:
-        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, print)
+        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, partial(print, flush=True))
         print(f"{runs} runs, {len(failures)} violate a rule")
         return 1 if failures else 0
     if asked.find is not None:

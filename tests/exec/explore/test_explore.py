@@ -13,7 +13,7 @@ from recycle.ir.lower import with_barrier
 from recycle.plans import Plan, failure_vector
 from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
 from tests.exec.explore.faults import Fault
-from tests.exec.explore.small import crash_points
+from tests.exec.explore.small import SMALL, crash_points
 from tests.exec.explore.stories import draw_scenario, violation_of
 
 
@@ -73,6 +73,19 @@ def test_another_agent_leads_on_wherever_the_leader_ends(first: int) -> None:
     assert len(points) > 50
     for point in points[first::9]:
         assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
+
+
+def test_deviation_swaps_two_messages_of_different_senders() -> None:
+    (usual := Cluster(SMALL[0])).run()
+    races = sorted(usual.kernel.races())
+    assert len(races) > 50
+    for number in races[::8]:
+        cluster = Cluster(replace(SMALL[0], detours=frozenset({number})))
+        cluster.run()
+        before, after = ([at for _, at, _ in kernel.arrivals] for kernel in (usual.kernel, cluster.kernel))
+        place = before.index(number)
+        assert after[:place] == before[:place]
+        assert after[place] != number
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6])
