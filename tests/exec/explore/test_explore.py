@@ -63,12 +63,11 @@ def test_agents_pass_heartbeats_on_while_etcd_does_not_answer(seed: int) -> None
     assert violation_of(Scenario(steps=6, faults=faults, seed=seed)) is None
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_agents_leave_a_leader_that_says_nothing(node: int) -> None:
-    """Its connections stand, and one of the two nodes has it."""
-    faults = (Fault(4.0, "stop agent", node, 90.0),)
-    scenario = Scenario(3, 1, steps=6, faults=faults, spared=frozenset({2}))
-    (cluster := Cluster(scenario)).run()
+@pytest.mark.parametrize(("seed", "leader"), [(0, 2), (1, 0)])
+def test_agents_leave_a_leader_that_says_nothing(seed: int, leader: int) -> None:
+    """Its connections stand."""
+    faults = (Fault(4.0, "stop agent", leader, 90.0),)
+    (cluster := Cluster(Scenario(3, 1, steps=6, faults=faults, seed=seed))).run()
     assert cluster.rules.result.metrics[-1]["time"] < 60
 
 
