@@ -41,11 +41,11 @@ def test_simulated_run_has_the_bits_of_one_in_this_process() -> None:
     assert all({digest} == simulated.digests[int(s)] for of in real.digests.values() for s, digest in of.items())
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_agent_that_is_away_at_the_end_does_not_start_the_run_again(seed: int) -> None:
+@pytest.mark.parametrize("moment", [5.5, 6.5, 7.0, 8.0])
+def test_agent_that_is_away_at_the_end_does_not_start_the_run_again(moment: float) -> None:
     """Its node was lost, and the leader waits for the old connection to break while the other node finishes the run."""
-    faults = Fault(4.4, "lose node", 1), Fault(5.5 + seed / 2, "isolate", 1, 8.0)
-    scenario = Scenario(ranks=1, steps=4, faults=faults, spared=frozenset({0}), seed=seed)
+    faults = Fault(4.4, "lose node", 1), Fault(moment, "isolate", 1, 8.0)
+    scenario = Scenario(ranks=1, steps=4, faults=faults, spared=frozenset({0}), seed=1)
     assert violation_of(scenario) is None
 
 
