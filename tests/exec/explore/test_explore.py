@@ -31,6 +31,7 @@ def test_a_seed_repeats_a_run_to_the_message() -> None:
     assert stories[0] == stories[1]
 
 
+@pytest.mark.slow
 def test_simulated_run_has_the_bits_of_one_in_this_process() -> None:
     config = job_of(Scenario())
     text = plan_for_training(config, failure_vector(config.shape, ()), True)
