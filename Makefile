@@ -56,7 +56,7 @@ quick: $(VENV)/.installed
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --timeout 1800 -o faulthandler_timeout=2400
 
-# Random faults in whole runs of one process, and in the leader alone; EXPLORE_OPTIONS are options of tests.exec.explore.
+# Random faults in whole runs of one process; EXPLORE_OPTIONS are options of tests.exec.explore.
 MINUTES ?= 10
 explore: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.exec.explore --minutes $(MINUTES) --jobs 2 $(EXPLORE_OPTIONS)

@@ -1,221 +1,35 @@
 """Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader] [--small]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED [--run DIR]] [--small]
 
-Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py); with `--leader` only
-the leader, with simulated workers (tests/exec/leader/seeds.py), which has more features and is faster. A run that
-violates a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What
-is left is printed as a timeline. Exit code 1 if a rule is violated.
+Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py). A run that violates
+a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What is left
+is printed as a timeline. Exit code 1 if a rule is violated.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import random
-import signal
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from recycle.job.shape import place_workers
-from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of
-from tests.exec.leader.rules import Violation
-from tests.exec.leader.seeds import run_seed
-
-WEIGHTS = {
-    "kill worker": 4,
-    "stop worker": 2,
-    "leave worker": 1,
-    "kill agent": 2,
-    "stop agent": 3,
-    "lose node": 2,
-    "leave node": 1,
-    "cut": 2,
-    "isolate": 3,
-    "cut from store": 2,
-    "fill disk": 1,
-    "stall store": 2,
-    "slow store": 3,
-    "lose answers": 2,
-    "lose leases": 1,
-}
-"""How often a seed has a kind of fault."""
-OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
-INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
-TRIES = 12
-"""Seeds with which a shorter story is tried."""
-
-
-CPU_SECONDS = 20.0
-"""Far more than a run takes."""
-
-
-def draw_scenario(seed: int) -> Scenario:
-    draws = random.Random(seed)
-
-    def chance(share: float) -> bool:
-        return draws.random() < share
-
-    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
-    per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
-    steps = draws.randint(2, 6)
-    scenario = Scenario(
-        pipelines=pipelines,
-        ranks=ranks,
-        per_node=per_node,
-        steps=steps,
-        checkpoint_every=draws.choice([0, 0, 0, 2]),
-        eval_every=draws.choice([0, 0, 2]),
-        staggered=chance(0.7),
-        slow_messages=draws.choice([0.0, 0.0, 0.02]),
-        seed=seed,
-    )
-    places = place_workers(job_of(scenario.calm).shape, per_node)
-    homes = {worker: node for node, workers in enumerate(places) for worker in workers}
-    workers = list(homes)
-    spared = frozenset[int]()
-    if chance(0.6):  # all of a pipeline is never struck
-        pipeline = draws.randrange(pipelines)
-        spared = frozenset(number for number, worker in enumerate(workers) if worker.pipeline == pipeline)
-    spared_nodes = {homes[workers[number]] for number in spared}
-    nodes = [node for node in set(homes.values()) if node not in spared_nodes]
-    others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
-    faults = list[Fault]()
-    for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
-        targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
-        if not targets or (kind == "cut" and spared):
-            continue
-        time = draws.random() * (2.0 * steps + 6.0)
-        seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
-        if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
-            seconds = min(seconds, 6.0)
-        faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
-        if chance(0.25) and targets != [0]:
-            faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
-    return replace(scenario, spared=spared, faults=tuple(sorted(faults)))
-
-
-def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
-    """What a run violates; None if it violates no rule."""
-
-    def stop(*_: object) -> None:
-        raise Violation("loop", f"more than {CPU_SECONDS:g} s of CPU time: {traceback.format_stack(limit=8)}")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
-    try:
-        Cluster(scenario, trace).run()
-    except Violation as violation:
-        return violation
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
-    return None
-
-
-def shorter(scenario: Scenario) -> Iterator[Scenario]:
-    """What may be left out."""
-    for place in range(len(scenario.faults)):
-        yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
-    if scenario.steps > 2:
-        yield replace(scenario, steps=scenario.steps - 1)
-    for name, least in (("checkpoint_every", 0), ("eval_every", 0), ("slow_messages", 0.0), ("staggered", False)):
-        if getattr(scenario, name) != least:
-            yield replace(scenario, **{name: least})
-    if scenario.ranks > 1 and not scenario.spared:
-        yield replace(scenario, ranks=1, per_node=1)
-    if scenario.pipelines > 2 and not scenario.spared:
-        yield replace(scenario, pipelines=2)
-
-
-def shortest(scenario: Scenario, rule: str) -> Scenario:
-    """The shortest scenario that still violates the rule."""
-    seeds = count(1_000_000_000)
-    while True:
-        for candidate in shorter(scenario):
-            tried = (replace(candidate, seed=seed) for seed in (scenario.seed, *islice(seeds, TRIES)))
-            found = next((one for one in tried if _rule_of(one) == rule), None)
-            if found is not None:
-                scenario = found
-                break
-        else:
-            return scenario
-
-
-def _rule_of(scenario: Scenario) -> str:
-    violation = violation_of(scenario)
-    return "" if violation is None else violation.rule
-
-
-def crash_points(scenario: Scenario, may_end: Callable[[str], bool]) -> list[tuple[str, int]]:
-    """All (process, number of its effects) after which it may end in a run of the scenario.
-
-    A process that ends between two of its effects leaves the same world as one that ends after the first of them, so
-    these are all of its ends under the orders of messages that the scenario's seed draws.
-    """
-    cluster = Cluster(scenario)
-    cluster.run()
-    effects = sorted(cluster.kernel.effects.items())
-    return [(name, number) for name, count in effects if may_end(name) for number in range(1, count + 1)]
-
-
-def small_worlds(end: float, first: int, print_line: Callable[[str], None]) -> tuple[int, dict[Scenario, Violation]]:
-    """End a process after each of its effects, then a second one after each of those that follow, until the time ends.
-
-    Two agents with a worker each; the host of worker 0.0 lives, so the run has to end well.
-    """
-    runs, found = 0, dict[Scenario, Violation]()
-    for seed in count(first):
-        whole = Scenario(ranks=1, steps=2, staggered=False, seed=seed, spared=frozenset({0}))
-        points, one_more = crash_points(whole, _is_struck), list[Scenario]()
-        for is_second in (False, True):
-            scenarios = (
-                [replace(whole, crashes=frozenset({point})) for point in points]
-                if not is_second
-                else (
-                    replace(one, crashes=one.crashes | {point})
-                    for one in one_more
-                    for point in crash_points(one, _is_struck)
-                )
-            )
-            for scenario in scenarios:
-                if time.monotonic() > end:
-                    return runs, found
-                runs += 1
-                if (violation := violation_of(scenario)) is not None:
-                    found[scenario] = violation
-                    print_line(f"{scenario}: {violation}")
-                elif not is_second:
-                    one_more.append(scenario)
-            print_line(f"seed {seed}: {runs} runs, {'two' if is_second else 'one'} of {len(points)} ends each")
-    raise AssertionError("the seeds do not end")
-
-
-def _is_struck(name: str) -> bool:
-    return name in ("agent 1", "worker 1.0.0", "worker 1.0.1")
-
-
-def _violation_of_seed(seed: int, is_leader: bool) -> Violation | None:
-    if not is_leader:
-        return violation_of(draw_scenario(seed))
-    try:
-        run_seed(seed)
-    except Violation as violation:
-        return violation
-    return None
+from tests.exec.explore.cluster import Cluster
+from tests.exec.explore.small import small_worlds
+from tests.exec.explore.stories import draw_scenario, outcome_of, shortest, violation_of
 
 
 def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
     for seed in count(asked.first + place, asked.jobs):
         if time.monotonic() > end:
             break
-        violation = _violation_of_seed(seed, asked.leader)
+        violation = violation_of(draw_scenario(seed))
         outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
     outcomes.put(None)
 
@@ -227,16 +41,23 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
-    parser.add_argument("--leader", action="store_true", help="only the leader, with simulated workers")
+    parser.add_argument("--run", type=Path, help="of --seed: a new run directory, for `recycle view`")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
-    parser.add_argument("--small", action="store_true", help="all ends of processes of a small run, one and two")
+    parser.add_argument("--find", type=int, help="run at most so many seeds, and stop at the first violation")
+    parser.add_argument("--small", action="store_true", help="all ends of processes and orders of messages")
     asked = parser.parse_args()
     if asked.small:
-        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, asked.first, print)
+        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, partial(print, flush=True))
         print(f"{runs} runs, {len(failures)} violate a rule")
         return 1 if failures else 0
+    if asked.find is not None:
+        for seed in range(asked.first, asked.first + asked.find):
+            if (violation := violation_of(draw_scenario(seed))) is not None:
+                print(f"seed {seed}: {violation}")
+                return 1
+        return 0
     if asked.seed is not None:
-        return _tell(asked.seed, asked.leader, asked.whole)
+        return _tell(asked.seed, asked.whole, asked.run)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
     forks = multiprocessing.get_context("fork")
     outcomes: Any = forks.SimpleQueue()
@@ -255,24 +76,19 @@ def main() -> int:
     seconds = time.monotonic() - began
     print(f"{seeds} seeds in {seconds:.0f} s, {len(found)} violate a rule {dict(Counter(found.values())) or ''}")
     if found and not asked.whole:
-        _tell(min(found), asked.leader)
+        _tell(min(found))
     return 1 if found else 0
 
 
-def _tell(seed: int, is_leader: bool, is_whole: bool = False) -> int:
-    """Print the history of a seed; the exit code."""
-    if is_leader:
-        try:
-            print(run_seed(seed, print))
-        except Violation as violation:
-            print(f"seed {seed}: {violation}")
-            return 1
-        return 0
+def _tell(seed: int, is_whole: bool = False, directory: Path | None = None) -> int:
+    """Print the history of a seed, and leave its run directory; the exit code."""
     scenario = draw_scenario(seed)
-    violation = violation_of(scenario, print if is_whole else None)
-    if violation is not None and not is_whole:
+    if directory is not None:
+        directory.mkdir(parents=True)
+        scenario = replace(scenario, trace=True)
+    if not is_whole and (violation := violation_of(scenario)) is not None:
         scenario = shortest(scenario, violation.rule)
-        violation = violation_of(scenario, print)
+    violation = outcome_of(Cluster(scenario, print), directory)
     print(f"{scenario}\n{violation or 'no rule is violated'}")
     return 0 if violation is None else 1
 

@@ -13,13 +13,14 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -27,6 +28,7 @@ import torch
 import recycle.exec.agent.node_agent
 import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
+import recycle.exec.faults.kinds
 import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
 import recycle.exec.launch.agreement
@@ -34,42 +36,47 @@ import recycle.exec.launch.node
 import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
+import recycle.exec.transport.groups
+import recycle.exec.worker.main_loop
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
 from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
+from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
-from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.launch.trackers import Observer
+from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
 from recycle.exec.processes.forkserver import describe_exit
-from recycle.exec.protocol import LeaderMessage, Leaving, Start
+from recycle.exec.protocol import LeaderMessage, Leaving, Start, WorkerMessage
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
 from recycle.files import write_whole
-from recycle.ir.lower import with_barrier
-from recycle.job import PricedJob
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
-from recycle.plans import Plan, failure_vector
-from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
-from tests.exec.explore.kernel import stand_in as _module
-from tests.exec.explore.rules import Reference, Rules
-from tests.exec.explore.store import HOST as STORE
+from recycle.plans import Plan
+from recycle.plans.plan import programs_of
+from tests.exec.explore.faults import FAULTS, Fault, kill
+from tests.exec.explore.kernel import Kernel, Process, Thread, Waiting, current
+from tests.exec.explore.network import Selector
+from tests.exec.explore.rules import Reference, Rules, Violation
 from tests.exec.explore.store import Store
+from tests.exec.explore.threads import Event
 from tests.exec.explore.transport import Fabric, SimulatedTransport
-from tests.exec.leader.rules import Violation
+from tests.exec.explore.virtual import stand_in, virtual
 from tests.exec.runs import job
 
 LONGEST = 300.0
 """Virtual seconds after the last fault in which a run has to end."""
 LIMITS = {
     "store": "etcd://127.0.0.1:1",
-    "heartbeat": 0.5,
+    "heartbeat": 1.0,
     "dead_after": 4.0,
     "hung_after": 5.0,
     "hung_factor": 4.0,
@@ -86,25 +93,16 @@ LIMITS = {
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-class Fault(NamedTuple):
-    """What strikes at a time: a process of a worker (by number), a node, or the store."""
-
-    time: float
-    kind: str
-    target: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.target} at {self.time:.2f} s for {self.seconds:.2f} s"
-
-
 @dataclass(frozen=True)
 class Scenario:
     """What a run begins with.
 
     Attributes:
+        tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
+        planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+        detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
     pipelines: int = 2
@@ -115,15 +113,36 @@ class Scenario:
     checkpoint_every: int = 0
     eval_every: int = 0
     staggered: bool = True
+    tensor_parallel: int = 1
+    sharded: bool = False
+    elastic: bool = False
+    digests: int = 0
+    clip: float = 9.0
+    trace: bool = False
     slow_messages: float = 0.0
     seed: int = 0
+    planned: tuple[str, ...] = ()
     spared: frozenset[int] = frozenset()
     crashes: frozenset[tuple[str, int]] = frozenset()
+    detours: frozenset[int] | None = None
 
     @property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset(), crashes=frozenset())
+        names = "pipelines ranks per_node steps checkpoint_every eval_every staggered tensor_parallel sharded elastic"
+        return Scenario(**{name: getattr(self, name) for name in [*names.split(), "digests", "clip", "trace"]})
+
+    @property
+    def course(self) -> Scenario:
+        """What of it the losses and states depend on."""
+        names = "pipelines ranks steps tensor_parallel sharded clip"
+        return Scenario(**{name: getattr(self, name) for name in names.split()})
+
+    @property
+    def planning(self) -> Scenario:
+        """What of it the plans depend on."""
+        names = "pipelines ranks staggered tensor_parallel sharded elastic"
+        return Scenario(**{name: getattr(self, name) for name in names.split()})
 
 
 @cache
@@ -132,38 +151,48 @@ def job_of(scenario: Scenario) -> PricedJob:
         scenario.pipelines,
         scenario.ranks,
         2,
+        shape={"tensor_parallel": scenario.tensor_parallel},
         model={"seconds_per_unit": 0.1},
-        planner={"seconds": 0.1, "ahead": 0, "staggered": scenario.staggered},
+        planner={
+            "steps": 20,
+            "ahead": 0,
+            "staggered": scenario.staggered,
+            "layout": "elastic" if scenario.elastic else "fixed",
+            "move_when": "always",
+        },
         train={
             "checkpoint_every": scenario.checkpoint_every,
             "checkpoint_deadline": 30.0,
             "steps": scenario.steps,
-            "trace": "off",
+            "trace": "all" if scenario.trace else "off",
+            "sharded_optimizer": scenario.sharded,
+            "clip": scenario.clip,
+            "non_finite": "skip",
         },
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": 3, "gpu_checks": 0.0},
-        integrity={"digests": 0},
+        integrity={"digests": scenario.digests},
         membership=LIMITS,
     )
 
 
 @cache
-def reference(calm: Scenario) -> Reference:
+def reference(course: Scenario) -> Reference:
     """What a run without failures computes."""
-    config = job_of(calm)
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, seconds_per_unit=0.0))
-    text = plan_for_training(config, failure_vector(config.shape, ()), True)
-    result = LocalRun(with_barrier(Plan.from_text(text, "plan").schedule), config).run(calm.steps)
-    digests: dict[int, set[str]] = {}
-    for of_worker in result.digests.values():
-        for stage, digest in of_worker.items():
-            digests.setdefault(stage, set()).add(digest)
-    return Reference(result.metrics, digests)
+    cluster = Cluster(course)
+    cluster.run()
+    return cluster.rules.result
 
 
 @cache
-def _planned(calm: Scenario, question: Question) -> PlannerAnswer:
-    return answer(plan_for_training, job_of(calm), None, question)
+def _planned(planning: Scenario, question: Question, within: str) -> PlannerAnswer:
+    """`within` is the text of the plan whose path `question.within` stands for."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        if within:
+            path = Path(folder) / "within.json"
+            path.write_text(within)
+            question = msgspec.structs.replace(question, within=str(path))
+        return answer(plan_for_training, job_of(planning), None, question)
 
 
 class _Planner:
@@ -176,8 +205,9 @@ class _Planner:
 
     def ask(self, question: Question) -> None:
         kernel, cluster = self._process.kernel, CLUSTER
-        quick = msgspec.structs.replace(question, quick=True)
-        answered = msgspec.structs.replace(_planned(cluster.scenario.calm, quick), question=question)
+        within = "" if question.within is None else Path(question.within).read_text()
+        asked = msgspec.structs.replace(question, quick=not question.moves, within=None)
+        answered = msgspec.structs.replace(_planned(cluster.scenario.planning, asked, within), question=question)
         seconds = kernel.draw(2.0, 8.0) if kernel.draws.random() < 0.05 else kernel.draw(0.01, 0.3)
         call = partial(cluster.run_in, self._process, partial(self._answered, answered))
         kernel.after(seconds, call)
@@ -213,7 +243,8 @@ class _Processes:
         self, server: object, run: RunSpecification, places: object, waker: _Waker, tensor_parallel: int = 1
     ) -> None:
         self._run, self._waker, self._agent = run, waker, current().process
-        self.processes: dict[Worker, Process] = {}
+        self._tensor_ranks = range(tensor_parallel)
+        self.processes: dict[Worker, list[Process]] = {}
         self._ended: dict[Worker, tuple[str, str]] = {}
         self._hub: Selector | None = None
         CLUSTER.processes[self._agent.host] = self
@@ -223,34 +254,42 @@ class _Processes:
         hub.waiting.append(self._waker.waiting)
 
     def start(self, order: Start) -> None:
-        worker, kernel = Worker.parse(order.worker), CLUSTER.kernel
-        name = f"worker {order.worker}.{order.incarnation}"
-        self.processes[worker] = process = Process(kernel, name, self._agent.host, self._agent)
-        kernel.log(f"{name} starts on node {process.host}")
-        specification = WorkerSpecification(
-            run=self._run,
-            worker=order.worker,
-            incarnation=order.incarnation,
-            generation=order.generation,
-            restored=order.restored,
-        )
+        worker, kernel, rules = Worker.parse(order.worker), CLUSTER.kernel, CLUSTER.rules
+        self.processes[worker] = []
+        for rank in self._tensor_ranks:
+            name = f"worker {member_name(worker, rank)}.{order.incarnation}"
+            process = Process(kernel, name, self._agent.host, self._agent, worker)
+            self.processes[worker].append(process)
+            kernel.log(f"{name} starts on node {process.host}")
+            specification = WorkerSpecification(
+                run=self._run,
+                worker=order.worker,
+                incarnation=order.incarnation,
+                generation=order.generation,
+                restored=order.restored,
+                tensor_rank=rank,
+            )
+            process.at_end.append(lambda process=process: None if process.code else rules.left(process))
+            notice = partial(self._notice, worker, self.processes[worker], process)
+            process.at_end.append(lambda notice=notice: kernel.after(kernel.draw(0.0, 0.05), notice))
+            process.run(partial(_live, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
 
-        def notice() -> None:
-            assert process.code is not None
-            how = process.how if process.how.startswith("killed") else describe_exit(process.code)
-            self._ended[worker] = how, ""
-            kernel.wake(self._waker.waiting)
-
-        process.at_end.append(lambda: kernel.after(kernel.draw(0.0, 0.05), notice))
-        process.run(partial(run_worker, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
+    def _notice(self, worker: Worker, processes: list[Process], process: Process) -> None:
+        assert process.code is not None
+        is_last = not any(other.is_alive for other in processes)
+        if self.processes.get(worker) is processes and worker not in self._ended and (process.code or is_last):
+            self._ended[worker] = process.how if process.how.startswith("killed") else describe_exit(process.code), ""
+            CLUSTER.kernel.wake(self._waker.waiting)
+        if process.code:
+            for other in processes:
+                kill(other)
 
     def running(self, worker: Worker) -> bool:
         return worker in self.processes
 
     def kill(self, worker: Worker) -> None:
-        if worker in self.processes:
-            CLUSTER.rules.killed(self.processes[worker])
-            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(_kill, self.processes[worker]))
+        for process in self.processes.get(worker, []):
+            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(kill, process))
 
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
         ended, self._ended = self._ended, {}
@@ -264,12 +303,26 @@ class _Processes:
         self._waker.clear()
 
     def end(self, patience: float) -> None:
-        for process in self.processes.values():
-            _kill(process)
+        for processes in self.processes.values():
+            for process in processes:
+                kill(process)
 
 
-def _kill(process: Process) -> None:
-    process.end("killed by SIGKILL", -9)
+def _live(specification: str) -> None:
+    try:
+        run_worker(specification)
+    except RuntimeError as error:
+        if "struck by the fault" not in str(error):
+            raise
+        current().process.end("", 1)
+
+
+class _Member(Member):
+    """Tells the rules what a process says."""
+
+    def send(self, message: WorkerMessage) -> None:
+        CLUSTER.rules.said(self.name, self._state.generation, message)
+        super().send(message)
 
 
 class _Participant(Participant):
@@ -278,13 +331,16 @@ class _Participant(Participant):
     def __init__(self, text: str) -> None:
         self.specification = specification = msgspec.json.decode(text, type=WorkerSpecification)
         run, self.job = specification.run, CLUSTER.job
-        self.worker, self.tensor_rank, self.tensor_parallel = Worker.parse(specification.worker), 0, 1
-        self.name = specification.worker
+        self.worker, self.tensor_rank = Worker.parse(specification.worker), specification.tensor_rank
+        self.tensor_parallel = self.job.grid.tensor_parallel
+        self.name = member_name(self.worker, self.tensor_rank)
         self.is_first = not specification.generation or specification.restored is not None
         self._links, self._keys = None, FormingKeys(run.agent)
-        settings = TransportSettings(self._keys, torch.device("cpu"), run.address, (0, 1), self.job.membership)
+        settings = TransportSettings(
+            self._keys, torch.device("cpu"), run.address, (self.tensor_rank, self.tensor_parallel), self.job.membership
+        )
         self.transport = SimulatedTransport(CLUSTER.fabric, settings)
-        self.member = Member(
+        self.member = _Member(
             run.agent,
             self.name,
             specification.incarnation,
@@ -300,6 +356,20 @@ class _Participant(Participant):
         current().process.end(f"ended with exit code {code}: {reason}" if code != 3 else "", code)
         CLUSTER.kernel.log(f"worker {self.name} says: {reason}")
         CLUSTER.kernel.park()
+
+
+def _signal(process_id: int, number: int) -> None:
+    """A process sends itself a signal: a fault of the job's own injector."""
+    process = current().process
+    CLUSTER.kernel.log(f"{process.name} is struck by signal {number}")
+    match number:
+        case signal.SIGKILL:
+            kill(process)
+        case signal.SIGSTOP:
+            process.stop(LONGEST)
+        case signal.SIGTERM:
+            CLUSTER.leave_calls[process]()
+    CLUSTER.kernel.park(seconds=0.0)
 
 
 class _State(MemberState):
@@ -364,6 +434,30 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _load(path: Path) -> Schedule:
+    try:
+        text = path.read_text()
+    except OSError:
+        return Schedule.load(path)
+    return _loads(text, str(path.name))
+
+
+_loads = cache(Schedule.loads)
+_KNOWN: dict[object, tuple[object, Any]] = {}
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pure function of immutable objects, which are told apart by identity and kept."""
+
+    def known(*arguments: Any) -> Any:
+        key = function, *(argument if isinstance(argument, str) else id(argument) for argument in arguments)
+        if key not in _KNOWN:
+            _KNOWN[key] = arguments, function(*arguments)
+        return _KNOWN[key][1]
+
+    return known
+
+
 class _Observer(Observer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -377,6 +471,27 @@ class _Observer(Observer):
         self._cluster.rules.logged(event)
 
 
+_SCHEDULES = types.SimpleNamespace(load=_load, loads=_loads)
+_MAIN_LOOP, _PLANNING = recycle.exec.worker.main_loop, recycle.exec.planning.planning
+PURE: list[tuple[Any, str, Any]] = [
+    (_MAIN_LOOP, "Schedule", _SCHEDULES),
+    (_MAIN_LOOP, "schedule_hash", _once(_MAIN_LOOP.schedule_hash)),
+    (_MAIN_LOOP, "evaluation_schedule", _once(_MAIN_LOOP.evaluation_schedule)),
+    (
+        _MAIN_LOOP,
+        "programs_of",
+        lambda schedule, job, disputed: (
+            programs_of(schedule, job, disputed) if disputed else _programs(schedule, CLUSTER.job)
+        ),
+    ),
+    (_PLANNING, "Schedule", _SCHEDULES),
+    (_PLANNING, "schedule_hash", _once(_PLANNING.schedule_hash)),
+    (_PLANNING, "check_for_run", _once(_PLANNING.check_for_run)),
+    (_PLANNING, "Plan", types.SimpleNamespace(from_text=cache(Plan.from_text))),
+    (Job, "to_toml", _once(Job.to_toml)),
+]
+"""What repeats in every run, and is computed once."""
+_programs = _once(lambda schedule, job: programs_of(schedule, job, []))
 CLUSTER: Cluster
 
 
@@ -384,12 +499,11 @@ class Cluster:
     """One run. `run` returns what its agents returned, or raises Violation."""
 
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
-        global CLUSTER
-        CLUSTER = self
         self.scenario, self.job = scenario, job_of(scenario.calm)
         self.kernel = Kernel(random.Random(scenario.seed), trace)
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
-        self.rules = Rules(self, reference(scenario.calm))
+        self.kernel.detours = scenario.detours
+        self.rules = Rules(self)
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
         places = place_workers(self.job.shape, scenario.per_node)
@@ -400,18 +514,22 @@ class Cluster:
         self.processes: dict[int, _Processes] = {}
         self.leave_calls: dict[Process, Callable[[], None]] = {}
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
-        self._stops: dict[int, Event] = {}
+        self.stops: dict[int, Event] = {}
         self.full_until = 0.0
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
+        global CLUSTER
+        if self.scenario != self.scenario.course:
+            self.rules.reference = reference(self.scenario.course)
+        CLUSTER = self
         path = directory or Path(tempfile.mkdtemp(prefix="recycle-explore-", dir=FOLDER))
         self.request = _Request(
             job=self.job,
             steps=self.scenario.steps,
             schedule=None,
             planner=plan_for_training,
-            faults=[],
+            faults=[parse_fault(text) for text in self.scenario.planned],
             observer=_Observer(self),
         )
         self.path = path
@@ -420,7 +538,7 @@ class Cluster:
             (modules.launch.node, "LocalProcesses", _Processes),
             (modules.launch.node, "Waker", _Waker),
             (modules.planning.planning, "PlannerProcess", _Planner),
-            (modules.launch.run_directory, "os", _module(os, write=_unless_full(os.write, _no_space))),
+            (modules.launch.run_directory, "os", stand_in(os, write=_unless_full(os.write, _no_space))),
             (modules.planning.planning, "write_whole", _unless_full(write_whole, lambda: RecycleError("no space"))),
             (modules.hooks.saver, "write_stage", _unless_full(write_stage, lambda: RunError("no space"))),
             (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
@@ -431,6 +549,9 @@ class Cluster:
             (modules.launch.agent, "require_open_files", lambda *_: None),
             (modules.worker.worker, "Participant", _Participant),
             (modules.worker.member, "MemberState", _State),
+            (modules.faults.kinds, "os", stand_in(os, kill=_signal)),
+            (modules.transport.groups, "OVER_SECONDS", 0.2),
+            *PURE,
         ]
         try:
             with virtual(self.kernel, others):
@@ -450,12 +571,12 @@ class Cluster:
     def _live(self) -> None:
         latest = self.last_fault + LONGEST
         try:
-            self.kernel.run(lambda: self.is_over, latest)
+            self.kernel.run(latest)
         except (Violation, AssertionError):
             raise
         except Exception as error:
             raise Violation("exception", f"{type(error).__name__}: {error}") from error
-        if not self.is_over:
+        if not self.kernel.is_finished:
             raise Violation("progress", f"the run has not ended {LONGEST:g} s after the last fault")
 
     @property
@@ -467,18 +588,12 @@ class Cluster:
             for exit in every
         )
 
-    @property
-    def is_over(self) -> bool:
-        return self.has_ended and not self.agents
-
     @staticmethod
     def _is_again(error: RecycleError) -> bool:
         return "does not answer" in str(error)
 
     def run_in(self, process: Process, call: Callable[[], Any]) -> None:
         """Run something in a thread of a process that lives."""
-        from tests.exec.explore.kernel import Thread
-
         if process.is_alive:
             Thread(call, process=process).start()
 
@@ -486,12 +601,13 @@ class Cluster:
         if node in self.agents or self.has_ended:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
-        self._stops[node] = stop = Event()
+        self.stops[node] = stop = Event()
         self.kernel.log(f"{process.name} starts")
 
         def ended() -> None:
             if self.agents.get(node) is process:
                 del self.agents[node]
+            self.kernel.is_finished = not self.agents and self.has_ended
             exits = self.exits[node]
             if process.code != 0 or (exits and (exits[-1] is AgentExit.LEFT or isinstance(exits[-1], RecycleError))):
                 self.kernel.after(self.kernel.draw(1.0, 12.0), partial(self.start_agent, node))
@@ -522,132 +638,14 @@ class Cluster:
         FAULTS[fault.kind](self, fault)
 
     def process_of(self, fault: Fault) -> Process | None:
-        """The process of the worker with the fault's number."""
+        """A process of the worker with the fault's number."""
         worker = self.workers[fault.target % len(self.workers)]
-        return (
-            self.processes[self.homes[worker]].processes.get(worker) if self.homes[worker] in self.processes else None
-        )
+        of_node = self.processes.get(self.homes[worker])
+        processes = [] if of_node is None else of_node.processes.get(worker, [])
+        return self.kernel.draws.choice(processes) if processes else None
 
     def node_of(self, fault: Fault) -> int:
         return fault.target % len(self.nodes)
 
     def on_node(self, node: int) -> Iterator[Process]:
         return (process for process in list(self.kernel.processes) if process.host == node)
-
-
-def _kill_worker(cluster: Cluster, fault: Fault) -> None:
-    if (process := cluster.process_of(fault)) is not None:
-        cluster.rules.struck(process)
-        _kill(process)
-
-
-def _stop_worker(cluster: Cluster, fault: Fault) -> None:
-    if (process := cluster.process_of(fault)) is not None:
-        cluster.rules.struck(process)
-        process.stop(fault.seconds)
-
-
-def _leave_worker(cluster: Cluster, fault: Fault) -> None:
-    process = cluster.process_of(fault)
-    if process is not None and process in cluster.leave_calls:
-        cluster.rules.struck(process)
-        cluster.run_in(process, cluster.leave_calls[process])
-
-
-def _strike_node(cluster: Cluster, node: int) -> None:
-    cluster.rules.struck_nodes.add(node)
-    for process in cluster.on_node(node):
-        cluster.rules.struck(process)
-
-
-def _kill_agent(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        _kill(cluster.agents[node])
-
-
-def _stop_agent(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        cluster.agents[node].stop(fault.seconds)
-
-
-def _lose_node(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    for process in cluster.on_node(node):
-        process.end("lost with its node", -9, is_seen=False)
-
-
-def _leave_node(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    if node in cluster.agents:
-        cluster.run_in(cluster.agents[node], cluster._stops[node].set)
-
-
-def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
-    for first, second in pairs:
-        if first != second:
-            cluster.kernel.cut(first, second, seconds)
-            cluster.fabric.cut(frozenset((first, second)))
-
-
-def _cut_pair(cluster: Cluster, fault: Fault) -> None:
-    node, other = cluster.node_of(fault), (cluster.node_of(fault) + 1) % len(cluster.nodes)
-    _strike_node(cluster, node)
-    _strike_node(cluster, other)
-    _cut(cluster, [(node, other)], fault.seconds)
-
-
-def _isolate(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    _cut(cluster, [(node, other) for other in (*cluster.nodes, STORE)], fault.seconds)
-
-
-def _cut_store(cluster: Cluster, fault: Fault) -> None:
-    node = cluster.node_of(fault)
-    _strike_node(cluster, node)
-    cluster.kernel.cut(node, STORE, fault.seconds)
-
-
-def _fill_disk(cluster: Cluster, fault: Fault) -> None:
-    cluster.full_until = cluster.kernel.now + fault.seconds
-
-
-def _stall_store(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.stalls_until = cluster.kernel.now + fault.seconds
-
-
-def _slow_store(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.slow_until = cluster.kernel.now + fault.seconds
-
-
-def _lose_answers(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.loses_until = cluster.kernel.now + fault.seconds
-
-
-def _lose_leases(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.revoke_all()
-
-
-FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
-    "kill worker": _kill_worker,
-    "stop worker": _stop_worker,
-    "leave worker": _leave_worker,
-    "kill agent": _kill_agent,
-    "stop agent": _stop_agent,
-    "lose node": _lose_node,
-    "leave node": _leave_node,
-    "cut": _cut_pair,
-    "isolate": _isolate,
-    "cut from store": _cut_store,
-    "fill disk": _fill_disk,
-    "stall store": _stall_store,
-    "slow store": _slow_store,
-    "lose answers": _lose_answers,
-    "lose leases": _lose_leases,
-}

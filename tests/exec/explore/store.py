@@ -11,14 +11,15 @@ from recycle.exec.etcd import EtcdClient, LeaseEnded, Unavailable, decoded
 from recycle.job.endpoints import Endpoints
 from recycle.job.sections import MembershipSection
 from tests.exec.explore import kernel as machine
-from tests.exec.explore.kernel import Event, Kernel, current
+from tests.exec.explore.kernel import Kernel, Process, current
+from tests.exec.explore.threads import Event
 
 HOST = -1
 """The host of the store, for cuts."""
 
 
 class Store:
-    """The keys of a run. `written` is called with the name and the value of each key that changes (None: deleted).
+    """The keys of a run. `written` takes name and value of each key that changes (None: deleted), and who has asked.
 
     Attributes:
         stalls_until: requests wait that long.
@@ -26,15 +27,17 @@ class Store:
         slow_until: some requests take longer than their timeout.
     """
 
-    def __init__(self, kernel: Kernel, written: Callable[[str, bytes | None], None]) -> None:
+    def __init__(self, kernel: Kernel, written: Callable[[str, bytes | None, Process | None], None]) -> None:
         self._kernel, self._written = kernel, written
         self._keys: dict[str, tuple[str, int, str, int]] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         self._revision, self._ids = 1, count(1)
+        self._process: Process | None = None
         self.stalls_until = self.loses_until = self.slow_until = 0.0
 
-    def apply(self, path: str, body: dict[str, Any]) -> dict[str, Any] | Exception:
+    def apply(self, path: str, body: dict[str, Any], process: Process) -> dict[str, Any] | Exception:
         self._expire()
+        self._process = process
         match path:
             case "/kv/range":
                 found = self._keys.get(body["key"])
@@ -73,7 +76,7 @@ class Store:
                 created = self._revision if before is None else before[1]
                 version = 1 if before is None else before[3] + 1
                 self._keys[put["key"]] = put["value"], created, put.get("lease", ""), version
-                self._written(decoded(put["key"]).decode(), decoded(put["value"]))
+                self._written(decoded(put["key"]).decode(), decoded(put["value"]), self._process)
             else:
                 span = operation["request_delete_range"]
                 first = decoded(span["key"])
@@ -84,7 +87,7 @@ class Store:
 
     def _delete(self, key: str) -> None:
         del self._keys[key]
-        self._written(decoded(key).decode(), None)
+        self._written(decoded(key).decode(), None, self._process)
 
     def revoke(self, lease: str) -> None:
         self._leases.pop(lease, None)
@@ -120,7 +123,8 @@ class StoreClient(EtcdClient):
         return StoreClient(self._store, self._settings)
 
     def _post(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        kernel, store, host = machine.KERNEL, self._store, current().process.host
+        kernel, store, process = machine.KERNEL, self._store, current().process
+        host = process.host
         answered, answers = Event(), list[dict[str, Any] | Exception]()
         has_left = False
 
@@ -133,12 +137,12 @@ class StoreClient(EtcdClient):
                 return
             if has_left and kernel.draws.random() < 0.2:
                 return
-            answer = store.apply(path, body)
+            answer = store.apply(path, body, process)
             if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
                 reply(answer)
 
         def reply(answer: dict[str, Any] | Exception) -> None:
-            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer))
+            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer), ("store", process.name))
 
         def take(answer: dict[str, Any] | Exception) -> None:
             answers.append(answer)
@@ -146,7 +150,7 @@ class StoreClient(EtcdClient):
 
         is_slow = store.slow_until > kernel.now and kernel.draws.random() < 0.4
         seconds_up = kernel.draw(0.5, 4.0) if is_slow else kernel.delay(host, HOST)
-        kernel.send(host, HOST, seconds_up, arrive)
+        kernel.send(host, HOST, seconds_up, arrive, (process.name, "store"))
         kernel.count_effect()
         if not answered.wait(seconds):
             has_left = True

@@ -12,11 +12,12 @@ import torch
 
 from recycle.exec.transport.base import TransportError, Unreachable
 from recycle.exec.transport.formation import FormingStore
+from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.job import Job
 from recycle.job.shape import Worker
-from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Waiting, current
+from tests.exec.explore.kernel import BREAK_SECONDS, Channel, Kernel, Waiting, current
 
 
 class CutOff(RuntimeError):
@@ -95,14 +96,22 @@ class Fabric:
                 seconds = self.kernel.draw(0.0, 0.5) if soon else self.kernel.draw(0.5, 5.0)
                 if not end.process.is_alive and end.host not in {p.host for p in self.kernel.processes}:
                     seconds, error = self.kernel.draw(*BREAK_SECONDS), CutOff(end.role)
-                self.kernel.send(end.host, other.host, seconds, partial(other.lose, end.role, error))
+                self.kernel.send(
+                    end.host, other.host, seconds, partial(other.lose, end.role, error), end.channel(other)
+                )
 
 
 class _Sum:
     """The group of a stage's hosts."""
 
     def __init__(self, end: SimulatedGroups, stage: int, hosts: Sequence[Worker]) -> None:
-        self._end, self._stage, self._hosts, self._count = end, stage, frozenset(hosts), 0
+        self._end, self._stage, self._roles, self._hosts, self._count = end, stage, hosts, frozenset(hosts), 0
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        return self._end._start_send(self._roles[rank], tensors[0], (self._stage, tag))
+
+    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        return self._end._start_receive(self._roles[rank], tensors[0], (self._stage, tag))
 
     def allreduce(self, tensors: Sequence[torch.Tensor]) -> Work:
         end, (buffer,) = self._end, tensors
@@ -118,29 +127,36 @@ class _Sum:
                 total = sum((parts[role][2] for role in sorted(parts)[1:]), parts[min(parts)][2])
                 for other, waiting, _ in parts.values():
                     finish = partial(waiting.finish, total.clone())
-                    kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish)
+                    kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish, end.channel(other))
 
         kernel.after(kernel.draw(0.001, 0.01), partial(arrive, buffer.clone()))
         kernel.count_effect()
         return work
 
 
-class SimulatedGroups(GroupTransport):
+class SimulatedGroups(GlooTransport):
+    """What a generation has of gloo's groups; sums and gathers of shards are gloo's."""
+
+    begin, link_stats = GroupTransport.begin, GroupTransport.link_stats
+
     def __init__(self, fabric: Fabric, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
-        super().__init__(groups, torch.device("cpu"))
-        self.fabric, self._settings = fabric, settings
-        self.name, self.role, self.process = groups.name, groups.role, current().process
+        super().__init__(settings, groups)
+        self.fabric = fabric
+        self.name, self.role, self.process = f"{groups.name}/t{settings.tensor[0]}", groups.role, current().process
         self.host, self.is_shut = self.process.host, False
         self._works: list[Work] = []
         self._gone: dict[Worker, RuntimeError] = {}
-        self._mail: dict[tuple[Worker, int], deque[torch.Tensor]] = {}
-        self._posted: dict[tuple[Worker, int], deque[Work]] = {}
+        self._mail: dict[tuple[Worker, object], deque[torch.Tensor]] = {}
+        self._posted: dict[tuple[Worker, object], deque[Work]] = {}
         self._arrivals: dict[Worker, float] = {}
         self.process.at_end.append(self._shut)
 
+    def channel(self, other: SimulatedGroups) -> Channel:
+        return self.process.name, other.process.name
+
     def form(self) -> None:
         groups, limits = self._groups, self._settings.limits
-        store = FormingStore(self._settings.store, groups.over)
+        store = FormingStore(self._store, groups.over)
         names = [f"{self.name}/{member}" for member in groups.members]
         self.fabric.ends[self.name, self.role] = self
 
@@ -173,7 +189,7 @@ class SimulatedGroups(GroupTransport):
             work.fail(self._gone[peer])
         return work
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Work:
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: object) -> Work:
         kernel, end = self.fabric.kernel, self.fabric.ends.get((self.name, peer))
         work, copy = self.start(frozenset({peer})), tensor.clone()
         if work.is_completed() or end is None:
@@ -187,11 +203,11 @@ class SimulatedGroups(GroupTransport):
             if not end.is_shut:
                 end.take(self.role, tag, copy)
 
-        kernel.send(self.host, end.host, arrival - kernel.now, arrive)
+        kernel.send(self.host, end.host, arrival - kernel.now, arrive, self.channel(end))
         kernel.count_effect()
         return work
 
-    def take(self, peer: Worker, tag: int, tensor: torch.Tensor) -> None:
+    def take(self, peer: Worker, tag: object, tensor: torch.Tensor) -> None:
         key = peer, tag
         while posted := self._posted.get(key):
             work = posted.popleft()
@@ -200,7 +216,7 @@ class SimulatedGroups(GroupTransport):
                 return
         self._mail.setdefault(key, deque()).append(tensor)
 
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Work:
+    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: object) -> Work:
         if mail := self._mail.get((peer, tag)):
             work = Work(self.fabric.kernel, frozenset({peer}), tensor)
             work.finish(mail.popleft())
@@ -241,6 +257,8 @@ class SimulatedGroups(GroupTransport):
 
 
 class SimulatedTransport(TransportPlugin):
+    has_shards = True
+
     def __init__(self, fabric: Fabric, settings: TransportSettings) -> None:
         super().__init__(settings)
         self._fabric = fabric

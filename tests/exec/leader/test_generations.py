@@ -160,6 +160,18 @@ def test_worker_silent_during_forming_is_fenced_last() -> None:
     assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
 
 
+def test_worker_that_fails_first_to_form_is_fenced_not_those_that_fail_in_consequence() -> None:
+    driver = proposed()
+    for _ in range(2):
+        driver.acknowledge()
+        driver.say("2.1", Formed("no port is free"))
+        driver.tick()
+        for name in driver.record.live:
+            driver.say(name, Formed("the connection to worker 2.1 is closed"))
+        driver.count_time(2)
+    assert [worker for worker, _ in driver.detected] == ["2.1"]
+
+
 def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced() -> None:
     driver = proposed()
 
@@ -270,6 +282,24 @@ def test_proposed_generation_is_abandoned_by_the_next_leader(phase: PersistedPha
     assert (after.generation, after.committed, after.commit, after.live) == (4, 4, FACTS, LIVE)
     assert driver.told(Propose)[-1].record == after
     assert driver.of_kind(Persist)[-1] == Persist(cursor_of(after, "proposed"), after)
+
+
+def test_end_of_a_generation_is_told_again_by_the_next_leader() -> None:
+    assert follow(record(), "ended").told(Stop) == [Stop(3)]
+
+
+def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_state() -> None:
+    driver = follow(record(verified=Verified(4, FACTS)), "running", restarts=1)
+    driver.end(Worker(1, 0), KILLED)
+    driver.tick()
+    driver.start_and_form()
+    for _ in range(20):
+        driver.tick()
+        if driver.phase is Phase.RUNNING:
+            driver.report()
+    after = driver.record
+    assert (after.joins, after.incarnations) == (["1.0"], {"1.0": 1})
+    assert after.verified == Verified(4, FACTS, without=["1.0"])
 
 
 def test_running_generation_continues_and_its_permits_are_repeated() -> None:

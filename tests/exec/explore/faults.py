@@ -1,0 +1,163 @@
+"""What strikes a simulated run from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from recycle.errors import JobError, RunError
+from recycle.exec.launch.run_address import drain
+from tests.exec.explore.kernel import Process
+from tests.exec.explore.store import HOST as STORE
+
+if TYPE_CHECKING:
+    from tests.exec.explore.cluster import Cluster
+
+
+class Fault(NamedTuple):
+    """What strikes at a time: a process of a worker (by number), a node, or the store."""
+
+    time: float
+    kind: str
+    target: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target} at {self.time:.2f} s for {self.seconds:.2f} s"
+
+
+def kill(process: Process) -> None:
+    process.end("killed by SIGKILL", -9)
+
+
+def _kill_worker(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        kill(process)
+
+
+def _stop_worker(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        process.stop(fault.seconds)
+
+
+def _leave_worker(cluster: Cluster, fault: Fault) -> None:
+    process = cluster.process_of(fault)
+    if process is not None and process in cluster.leave_calls:
+        cluster.rules.struck(process)
+        cluster.run_in(process, cluster.leave_calls[process])
+
+
+def _drain_worker(cluster: Cluster, fault: Fault) -> None:
+    """`recycle drain`, on the node of the worker."""
+    worker = cluster.workers[fault.target % len(cluster.workers)]
+    cluster.rules.struck_workers.add(worker)
+
+    def ask() -> None:
+        try:
+            drain(cluster.path, str(worker), fault.seconds or None, cluster.kernel.log)
+        except (JobError, RunError) as error:
+            cluster.kernel.log(f"recycle drain {worker}: {error}")
+
+    Process(cluster.kernel, f"drain of {worker}", cluster.homes[worker]).run(ask)
+
+
+def _strike_node(cluster: Cluster, node: int) -> None:
+    cluster.rules.struck_nodes.add(node)
+    for process in cluster.on_node(node):
+        cluster.rules.struck(process)
+
+
+def _kill_agent(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        kill(cluster.agents[node])
+
+
+def _stop_agent(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        cluster.agents[node].stop(fault.seconds)
+
+
+def _lose_node(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    for process in cluster.on_node(node):
+        process.end("lost with its node", -9, is_seen=False)
+
+
+def _leave_node(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        cluster.run_in(cluster.agents[node], cluster.stops[node].set)
+
+
+def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
+    for first, second in pairs:
+        if first != second:
+            cluster.kernel.cut(first, second, seconds)
+            cluster.fabric.cut(frozenset((first, second)))
+
+
+def _cut_pair(cluster: Cluster, fault: Fault) -> None:
+    node, other = cluster.node_of(fault), (cluster.node_of(fault) + 1) % len(cluster.nodes)
+    _strike_node(cluster, node)
+    _strike_node(cluster, other)
+    _cut(cluster, [(node, other)], fault.seconds)
+
+
+def _isolate(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    _cut(cluster, [(node, other) for other in (*cluster.nodes, STORE)], fault.seconds)
+
+
+def _cut_store(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    cluster.kernel.cut(node, STORE, fault.seconds)
+
+
+def _fill_disk(cluster: Cluster, fault: Fault) -> None:
+    cluster.full_until = cluster.kernel.now + fault.seconds
+
+
+def _stall_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.stalls_until = cluster.kernel.now + fault.seconds
+
+
+def _slow_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.slow_until = cluster.kernel.now + fault.seconds
+
+
+def _lose_answers(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.loses_until = cluster.kernel.now + fault.seconds
+
+
+def _lose_leases(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.revoke_all()
+
+
+FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
+    "kill worker": _kill_worker,
+    "stop worker": _stop_worker,
+    "leave worker": _leave_worker,
+    "drain worker": _drain_worker,
+    "kill agent": _kill_agent,
+    "stop agent": _stop_agent,
+    "lose node": _lose_node,
+    "leave node": _leave_node,
+    "cut": _cut_pair,
+    "isolate": _isolate,
+    "cut from store": _cut_store,
+    "fill disk": _fill_disk,
+    "stall store": _stall_store,
+    "slow store": _slow_store,
+    "lose answers": _lose_answers,
+    "lose leases": _lose_leases,
+}

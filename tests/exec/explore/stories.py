@@ -1,0 +1,177 @@
+"""Random stories: what a seed draws, what a run of it violates, and the shortest story that violates the same rule."""
+
+from __future__ import annotations
+
+import random
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+from recycle.job.shape import place_workers
+from tests.exec.explore.cluster import Cluster, Scenario, job_of
+from tests.exec.explore.faults import Fault
+from tests.exec.explore.rules import Violation
+
+WEIGHTS = {
+    "kill worker": 4,
+    "stop worker": 2,
+    "leave worker": 1,
+    "drain worker": 2,
+    "kill agent": 2,
+    "stop agent": 3,
+    "lose node": 2,
+    "leave node": 1,
+    "cut": 2,
+    "isolate": 3,
+    "cut from store": 2,
+    "fill disk": 1,
+    "stall store": 2,
+    "slow store": 3,
+    "lose answers": 2,
+    "lose leases": 1,
+}
+"""How often a seed has a kind of fault."""
+OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
+PLANNED += ["kill.gather", "kill.commit", "kill.step"]
+"""Faults that the worker's own injector strikes."""
+LEAST: dict[str, Any] = {
+    "checkpoint_every": 0,
+    "eval_every": 0,
+    "slow_messages": 0.0,
+    "staggered": False,
+    "tensor_parallel": 1,
+    "sharded": False,
+    "elastic": False,
+    "digests": 0,
+    "clip": 9.0,
+}
+"""What a shorter story is without."""
+TRIES = 12
+"""Seeds with which a shorter story is tried."""
+CPU_SECONDS = 20.0
+"""Far more than a run takes."""
+
+
+def draw_scenario(seed: int) -> Scenario:
+    draws = random.Random(seed)
+
+    def chance(share: float) -> bool:
+        return draws.random() < share
+
+    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
+    per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
+    steps = draws.choice([2, 4])
+    sharded = chance(0.2)
+    scenario = Scenario(
+        pipelines=pipelines,
+        ranks=ranks,
+        per_node=per_node,
+        steps=steps,
+        checkpoint_every=draws.choice([0, 0, 0, 2]),
+        eval_every=draws.choice([0, 0, 2]),
+        staggered=chance(0.7),
+        tensor_parallel=2 if chance(0.1) else 1,
+        sharded=sharded,
+        elastic=not sharded and ranks > 1 and chance(0.3),
+        digests=draws.choice([0, 0, 0, 1, 2]),
+        clip=draws.choice([9.0, 9.0, 1.5]),
+        slow_messages=draws.choice([0.0, 0.0, 0.02]),
+        seed=seed,
+    )
+    places = place_workers(job_of(scenario.calm).shape, per_node)
+    homes = {worker: node for node, workers in enumerate(places) for worker in workers}
+    workers = list(homes)
+    spared = frozenset[int]()
+    if chance(0.6):  # all of a pipeline is never struck, or of so many that each shard has a copy there
+        safe = draws.sample(range(pipelines), pipelines - 1 if sharded else 1)
+        spared = frozenset(number for number, worker in enumerate(workers) if worker.pipeline in safe)
+    spared_nodes = {homes[workers[number]] for number in spared}
+    nodes = [node for node in set(homes.values()) if node not in spared_nodes]
+    others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
+    if scenario.digests and others and chance(0.5):  # hosts of a stage that all live find what is wrong
+        flip = f"flip={draws.choice(['weight', 'gradient'])}:{workers[draws.choice(others)]}@{draws.randrange(steps)}"
+        return replace(scenario, spared=spared, planned=(flip,))
+    planned = list[str]()
+    for worker in [workers[draws.choice(others)]] if others and chance(0.3) else ():
+        kind, step = draws.choice(PLANNED), draws.randrange(steps)
+        if (kind == "kill" and step < steps - 1) and chance(0.5):
+            planned.append(f"rejoin:{worker}@{draws.randrange(step + 1, steps)}")
+        name, _, phase = kind.partition(".")
+        is_late = phase == "gather" and not sharded
+        planned.append(f"{name}:{worker}@{step}" + (f".{phase}" if phase and not is_late else ""))
+    faults = list[Fault]()
+    for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
+        targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
+        if not targets or (kind == "cut" and spared):
+            continue
+        time = draws.random() * (2.0 * steps + 6.0)
+        seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
+        if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
+            seconds = min(seconds, 6.0)
+        faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
+        if chance(0.25) and targets != [0]:
+            faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
+    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(sorted(faults)))
+
+
+def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
+    """What a run violates; None if it violates no rule."""
+    return outcome_of(Cluster(scenario, trace))
+
+
+def outcome_of(cluster: Cluster, directory: Path | None = None) -> Violation | None:
+    def stop(*_: object) -> None:
+        raise Violation("loop", f"more than {CPU_SECONDS:g} s of CPU time: {traceback.format_stack(limit=8)}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    try:
+        cluster.run(directory)
+    except Violation as violation:
+        return violation
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+    return None
+
+
+def shorter(scenario: Scenario) -> Iterator[Scenario]:
+    """What may be left out."""
+    for place in range(len(scenario.faults)):
+        yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
+    if scenario.steps > 2:
+        yield replace(scenario, steps=scenario.steps - 1)
+    for place in range(len(scenario.planned)):  # a rejoin stands before its kill
+        yield replace(scenario, planned=scenario.planned[:place] + scenario.planned[place + 1 :])
+    for name, least in LEAST.items():
+        if getattr(scenario, name) != least:
+            yield replace(scenario, **{name: least})
+    if scenario.ranks > 1 and not scenario.spared:
+        yield replace(scenario, ranks=1, per_node=1)
+    if scenario.pipelines > 2 and not scenario.spared:
+        yield replace(scenario, pipelines=2)
+
+
+def shortest(scenario: Scenario, rule: str) -> Scenario:
+    """The shortest scenario that still violates the rule."""
+    seeds = count(1_000_000_000)
+    while True:
+        for candidate in shorter(scenario):
+            tried = (replace(candidate, seed=seed) for seed in (scenario.seed, *islice(seeds, TRIES)))
+            found = next((one for one in tried if _rule_of(one) == rule), None)
+            if found is not None:
+                scenario = found
+                break
+        else:
+            return scenario
+
+
+def _rule_of(scenario: Scenario) -> str:
+    violation = violation_of(scenario)
+    return "" if violation is None else violation.rule
