@@ -11,7 +11,8 @@ Its collectives run over the live processes of the present generation (`Peers`):
     all processes       the live processes                              as above
 
 A worker is T processes that die together. A group is of one tensor rank of its workers, or of all T; then results are
-combined over them, in the order of tensor ranks.
+combined over them, in the order of tensor ranks. The T ranks of one worker communicate by themselves (`TensorGroup`),
+inside iterations only.
 
 Megatron's distributed optimizer splits a stage's optimizer state among the hosts of an instance: a block of pipelines.
 A dead member's entry is then that of the first live host of its stage that holds the same part.
@@ -31,7 +32,7 @@ generation a process answers alone: sums are its own values, gathers are copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import product
@@ -42,7 +43,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_group import Pending, TensorGroup, combined, name_of
 from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
@@ -75,23 +76,6 @@ Place = tuple[Worker, int]
 """A process: its worker and tensor rank."""
 _Key = tuple[int | None, bool]
 """Of collectives in one order: the rank of a pipeline whose hosts make them, or None; and whether all T ranks do."""
-
-
-class LiveWork(Work):
-    """A collective under way; `finish` waits for it, once."""
-
-    def __init__(self, finish: Callable[[], None] | None = None) -> None:
-        super().__init__()
-        self._finish = finish
-
-    def wait(self, timeout: Any = None) -> bool:
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._finish is None
 
 
 class LiveWorld:
@@ -315,9 +299,9 @@ class LiveGroup(_Group):  # type: ignore[misc]
         self._require_rule("all_reduce")
         is_inside = self._world.recover is None and not self._answers_alone
         if is_inside and self.scope is Scope.TENSOR and self._tensor is not None:
-            return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
+            return Pending(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
         if is_inside and not isinstance(self._peers(), EarlierPeers):
-            return LiveWork(self._sum(tensors, op, self._peers()))
+            return Pending(self._sum(tensors, op, self._peers()))
         return self._run(
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
         )
@@ -351,17 +335,15 @@ class LiveGroup(_Group):  # type: ignore[misc]
         if self._is_instance_of_stage:
             if not self._answers_alone:  # else the other parts stay as they are
                 self._gather_parts(output, tensor)
-            return LiveWork()
+            return Pending()
         return self.allgather([parts], [tensor.reshape(-1)])
-
-    _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> Work:
         for output, tensor in zip(outputs, tensors, strict=True):
             self.all_gather_single(output, tensor)
-        return LiveWork()
+        return Pending()
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -374,16 +356,14 @@ class LiveGroup(_Group):  # type: ignore[misc]
         part = tensor.view(self.size(), -1)[self.rank()].view_as(output)
         if part.data_ptr() != output.data_ptr():
             output.copy_(part)
-        return LiveWork()
-
-    _reduce_scatter_base = reduce_scatter_single
+        return Pending()
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> Work:
         for output, tensor in zip(outputs, tensors, strict=True):
             self.reduce_scatter_single(output, tensor, opts)
-        return LiveWork()
+        return Pending()
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -402,7 +382,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
         if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
         _copy(outputs, [inputs[0][_Group.rank(self)]])
-        return LiveWork()
+        return Pending()
 
     def barrier(self, opts: Any = None) -> Work:
         tensors = [torch.zeros(1)]
@@ -444,7 +424,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
         else:
             number = self._members[0].rank if self.scope is Scope.HOSTS else None
             take(self._world.complete(number, exchange, self._tensor is not None))
-        return LiveWork()
+        return Pending()
 
     def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
         sums = [tensor.clone() for tensor in tensors]
@@ -462,11 +442,11 @@ class LiveGroup(_Group):  # type: ignore[misc]
         is_large = sum(tensor.nbytes for tensor in tensors) > MOST_BYTES
         if scope is Scope.INSTANCE or (scope is Scope.PIPELINE and not (is_large and op == ReduceOp.SUM)):
             for tensor in tensors:
-                tensor.copy_(_combined(self._entries("all_reduce", tensor, peers), op))
+                tensor.copy_(combined(self._entries("all_reduce", tensor, peers), op))
             return None
         once = scope in (Scope.PIPELINE, Scope.ENDS)
         if (once and op != ReduceOp.SUM) or (is_average and scope is not Scope.HOSTS):
-            raise self._refusal(f"all_reduce with {_name(op)}")
+            raise self._refusal(f"all_reduce with {name_of(op)}")
         if once and not peers.is_first_host(self._world.worker):
             for tensor in tensors:
                 tensor.zero_()
@@ -517,15 +497,15 @@ class LiveGroup(_Group):  # type: ignore[misc]
         if self._tensor is not None:
             parts = self._tensor.gather_all(torch.stack(list(entries.values())))
             entries = {
-                worker: _combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
+                worker: combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
             }
         if self.scope is Scope.PIPELINE:
             is_large = tensor.nbytes > MOST_BYTES
             members = [Worker(0, member.rank) if is_large else member for member in self._members]
-            return _combined([entries[peers.holder(member)] for member in members], op)
+            return combined([entries[peers.holder(member)] for member in members], op)
         if op == ReduceOp.AVG and self.scope is Scope.HOSTS:
-            return _combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
-        return _combined(list(entries.values()), op)
+            return combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
+        return combined(list(entries.values()), op)
 
     def _number(self, peers: Peers) -> int | None:
         if self.scope in (Scope.HOSTS, Scope.INSTANCE):
@@ -568,11 +548,31 @@ def _refused(call: str) -> Callable[..., Any]:
     return refuse
 
 
-for _call in (
-    *("reduce_scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
-    *("send", "recv", "recv_anysource"),
-):
+def _within_worker(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """What the tensor ranks of a worker do by themselves inside an iteration; `otherwise` in other groups."""
+
+    def call(self: LiveGroup, *arguments: Any, **named: Any) -> Any:
+        if self.scope is not Scope.TENSOR or self._answers_alone:
+            return otherwise(self, *arguments, **named)
+        if self._world.recover is not None:
+            raise self._refusal(f"{name} between iterations")
+        return getattr(self._world.tensor, name)(*arguments, **named)
+
+    return call
+
+
+for _call in ("allgather_coalesced", "alltoall", "send", "recv", "recv_anysource"):
     setattr(LiveGroup, _call, _refused(_call))
+for _call, _alias in (
+    ("allgather", None),
+    ("all_gather_single", "_allgather_base"),
+    ("reduce_scatter", None),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+    ("all_to_all_single", "alltoall_base"),
+):
+    _function = _within_worker(_call, vars(LiveGroup).get(_call) or _refused(_call))
+    setattr(LiveGroup, _call, _function)
+    setattr(LiveGroup, _alias or _call, _function)
 
 
 def _waits(works: Sequence[Any]) -> Callable[[], None]:
@@ -586,24 +586,3 @@ def _waits(works: Sequence[Any]) -> Callable[[], None]:
 def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None:
     for tensor, entry in zip(into, entries, strict=True):
         tensor.copy_(entry.view_as(tensor))
-
-
-_COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.MIN: torch.minimum,
-}
-
-
-def _combined(entries: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
-    combine = next((function for known, function in _COMBINE.items() if op == known), None)
-    if combine is None:
-        raise RunError(f"torch.distributed: all_reduce with {_name(op)} has no rule here in a session")
-    total = entries[0]
-    for entry in entries[1:]:
-        total = combine(total, entry)
-    return total
-
-
-def _name(op: Any) -> str:
-    return next((name for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") if op == getattr(ReduceOp, name)), str(op))

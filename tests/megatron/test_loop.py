@@ -110,8 +110,10 @@ def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
     assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
 
-def test_tensor_ranks_split_their_own_parts(jobs: Jobs) -> None:
-    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2), 2 * 101)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_ranks_split_their_own_parts(jobs: Jobs, sequence_parallel: bool) -> None:
+    config = {"sequence_parallel": sequence_parallel}
+    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2, config=config), 2 * 101)
 
 
 def test_plain_torch_layers_are_split_along_the_graph(jobs: Jobs) -> None:

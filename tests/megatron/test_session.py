@@ -257,8 +257,10 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         (("--fp16", "--layers=mixtral", "--per-token"), 1, "exact"),
         (("--layers=llama", "--per-token"), 1, "fast"),
         (("--fp16",), 1, "exact"),
-        (("--layers=llama", "--dropout=0.1"), 2, "exact"),
-        (("--bf16", "--evaluate=2"), 2, "fast"),
+        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
+        (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
+        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
+        (("--layers=mixtral", "--sequence-parallel", "--expert-parallel", "--dispatcher=alltoall"), 2, "exact"),
     ],
 )
 def test_other_models_and_losses_survive_and_return(

@@ -12,7 +12,6 @@ of a micro-batch and route them alike, so no token is sent. Outputs and gradient
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from torch.distributed import ProcessGroup, all_gather_single, reduce_scatter_single
 
 from recycle import megatron_versions
 from recycle.errors import RunError
@@ -116,15 +116,23 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     return set(part.parameters()) - positions - whole
 
 
-def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+def gather_sequences(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
-    return torch.cat(group.begin_exchange([tensor.detach().contiguous()] * group.size())())
+    whole = tensor.new_empty(len(tensor) * group.size(), *tensor.shape[1:])
+    all_gather_single(whole, tensor.detach().contiguous(), group)
+    return whole
 
 
-def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[], torch.Tensor]:
+def begin_reduce_scatter(tensor: torch.Tensor, group: ProcessGroup) -> Callable[[], torch.Tensor]:
     """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
-    pending = group.begin_exchange(tensor.detach().contiguous().chunk(group.size()))
-    return lambda: reduce(torch.add, pending())
+    part = tensor.new_empty(len(tensor) // group.size(), *tensor.shape[1:])
+    pending = reduce_scatter_single(part, tensor.detach().contiguous(), group=group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        pending.wait()
+        return part
+
+    return finish
 
 
 def install_collectives() -> None:

@@ -143,7 +143,9 @@ class Exchanges:
         self._sent: list[Sequence[torch.Tensor]] = [()] * size
         self._all_came = threading.Barrier(size, timeout=60)
 
-    def begin(self, rank: int, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def begin(
+        self, rank: int, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
         assert all(part.is_contiguous() for part in parts)
         self.moved[rank] += sum(part.numel() for other, part in enumerate(parts) if other != rank)
         self._sent[rank] = parts
@@ -215,14 +217,14 @@ def test_torch_raises_the_error_of_an_exchange() -> None:
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
-    def start(_: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def start(*_: object) -> Callable[[], list[torch.Tensor]]:
         raise TransportError("a peer is gone")
 
     def wait() -> list[torch.Tensor]:
         raise TransportError("the generation is over")
 
     group = TensorGroup(1, 2)
-    for exchange, message in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+    for exchange, message in ((start, "a peer is gone"), (lambda *_: wait, "the generation is over")):
         group.exchange = exchange
         with pytest.raises(TransportError, match=message):
             dist.all_reduce(torch.ones(1), group=group)
