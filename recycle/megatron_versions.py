@@ -247,23 +247,6 @@ def describe_group(group: Any, name: str, rank: int) -> None:
     world.pg_group_ranks[group] = {0: rank}
 
 
-def replace_sequence_collectives(
-    accepts: Callable[[Any], bool], gather: Callable[..., Any], reduce_scatter: Callable[..., Any]
-) -> None:
-    """Use these collectives along the first dimension for groups that `accepts`: functions of (tensor, group)."""
-    from megatron.core.tensor_parallel import mappings
-
-    for name, own in (("_gather_along_first_dim", gather), ("_reduce_scatter_along_first_dim", reduce_scatter)):
-        setattr(mappings, name, _dispatched(accepts, own, getattr(mappings, name)))
-
-
-def _dispatched(accepts: Callable[[Any], bool], own: Callable[..., Any], others: Callable[..., Any]) -> Any:
-    def move(tensor: torch.Tensor, group: Any, *arguments: Any, **named: Any) -> Any:
-        return own(tensor, group) if accepts(group) else others(tensor, group, *arguments, **named)
-
-    return move
-
-
 def share_random_generator(region: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
     """Make all draws come from the current random generator, instead of a generator for each region.
 

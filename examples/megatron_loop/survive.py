@@ -135,10 +135,11 @@ def main() -> None:
 
 
 def report(what: str, losses: list[torch.Tensor]) -> None:
-    """Print the mean over all hosts of the last stage."""
+    """Print the mean over all hosts and tensor ranks of the last stage."""
     kept = [torch.zeros(()), *(loss.cpu() for loss in losses)]
     total = torch.stack([torch.tensor(float(len(losses))), torch.stack(kept).sum()])
-    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    for group in (parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()):
+        torch.distributed.all_reduce(total, group=group)
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         print(f"{what}  loss {float(total[1] / total[0])!r}", flush=True)
 

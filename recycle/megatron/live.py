@@ -11,8 +11,7 @@ Its collectives run over the live processes of the present generation (`Peers`):
     all processes       the live processes                              as above
 
 A worker is T processes that die together. A group is of one tensor rank of its workers, or of all T; then results are
-combined over them, in the order of tensor ranks. The T ranks of one worker communicate by themselves (`TensorGroup`),
-inside iterations only.
+combined over them, in the order of tensor ranks. The T ranks of one worker communicate by themselves (`TensorGroup`).
 
 Megatron's distributed optimizer splits a stage's optimizer state among the hosts of an instance: a block of pipelines.
 A dead member's entry is then that of the first live host of its stage that holds the same part.
@@ -35,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -51,6 +51,7 @@ from recycle.megatron.transfer import pack, unpack
 from recycle.megatron_versions import default_group, use_one_backend
 
 BACKEND = "live"
+_OWN_WORKER = -1
 _CALLS = 1 << 20
 """More collectives than a script makes in a step."""
 MOST_BYTES = 1 << 20
@@ -75,7 +76,8 @@ class Scope(Enum):
 Place = tuple[Worker, int]
 """A process: its worker and tensor rank."""
 _Key = tuple[int | None, bool]
-"""Of collectives in one order: the rank of a pipeline whose hosts make them, or None; and whether all T ranks do."""
+"""Of collectives in one order: the rank of a pipeline whose hosts make them, None for all, `_OWN_WORKER` for the tensor
+ranks of this worker; and whether all T ranks do."""
 
 
 class LiveWorld:
@@ -105,7 +107,8 @@ class LiveWorld:
         self.recover: Callable[[TransportError], None] | None = None
         self._firsts: dict[Worker, int] = {}
         self._step = 0
-        self._counts: dict[_Key, int] = dict.fromkeys(product((None, worker.rank), (False, True)), 0)
+        keys = (*product((None, worker.rank), (False, True)), (_OWN_WORKER, True))
+        self._counts: dict[_Key, int] = dict.fromkeys(keys, 0)
         self._last: dict[_Key, list[torch.Tensor]] = {}
 
     def begin_step(self, step: int) -> None:
@@ -376,9 +379,9 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         if self.scope is Scope.SAVERS:
-            sent = torch.stack(inputs[0] if inputs else [torch.zeros_like(outputs[0])] * self.size())
-            take = lambda entries: _copy(outputs, [entries[opts.rootRank][self.rank()]])  # noqa: E731
-            return self._run("scatter", lambda peers: self._entries("scatter", sent, peers), take)
+            blocks = inputs[0] if inputs else []
+            exchange = partial(self._scattered, outputs[0], blocks, self._places[opts.rootRank])
+            return self._run("scatter", exchange, partial(_copy, outputs))
         if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
         _copy(outputs, [inputs[0][_Group.rank(self)]])
@@ -419,16 +422,19 @@ class LiveGroup(_Group):  # type: ignore[misc]
             take(exchange(None))
         elif self._world.recover is None:
             take(exchange(self._peers()))
-        elif self.scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS, Scope.TENSOR):
+        elif self.scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS):
             raise self._refusal(f"{call} between iterations")
         else:
-            number = self._members[0].rank if self.scope is Scope.HOSTS else None
+            own = {Scope.HOSTS: self._world.worker.rank, Scope.TENSOR: _OWN_WORKER}
+            number = own.get(self.scope)
             take(self._world.complete(number, exchange, self._tensor is not None))
         return Pending()
 
     def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
         sums = [tensor.clone() for tensor in tensors]
-        if isinstance(peers, EarlierPeers):
+        if self.scope is Scope.TENSOR and peers is not None:
+            self._sum_over_tensor_ranks(sums, op)
+        elif isinstance(peers, EarlierPeers):
             for tensor in sums:
                 tensor.copy_(self._combined_from(peers, tensor, op))
         elif peers is not None and (finish := self._sum(sums, op, peers)) is not None:
@@ -458,19 +464,21 @@ class LiveGroup(_Group):  # type: ignore[misc]
         transport = host_side if is_on_host else peers.transport
         group = transport.group_of(number)
         sums = [tensor.cpu() for tensor in tensors] if transport is host_side else tensors
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = ReduceOp.SUM if is_average else op
-        works = [] if group is None else [group.allreduce([tensor], options) for tensor in sums]
+        op = ReduceOp.SUM if is_average else op
+        works = [] if group is None else [group.allreduce([tensor], _options(op)) for tensor in sums]
 
         def finish() -> None:
             if group is not None:
                 transport.await_collective(works, group)
                 _copy(tensors, sums)
-            if self._tensor is not None:
-                _waits([self._tensor.allreduce([tensor], options) for tensor in tensors])()
+            self._sum_over_tensor_ranks(tensors, op)
             self._divide(tensors, is_average)
 
         return finish
+
+    def _sum_over_tensor_ranks(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
+        if self._tensor is not None:
+            _waits([self._tensor.allreduce([tensor], _options(op)) for tensor in tensors])()
 
     def _divide(self, tensors: list[torch.Tensor], is_average: bool) -> None:
         for tensor in tensors if is_average else ():
@@ -536,6 +544,23 @@ class LiveGroup(_Group):  # type: ignore[misc]
         parts = [part.unbind() for part in self._tensor.gather_all(torch.stack(entries))]
         return [parts[tensor_rank][self._members.index(worker)] for worker, tensor_rank in self._places]
 
+    def _scattered(
+        self, output: torch.Tensor, blocks: Sequence[torch.Tensor], root: Place, peers: Any
+    ) -> list[torch.Tensor]:
+        """The block of this process; the root's worker sends each other worker what the same tensor rank gets."""
+        giver, source = root
+        if self._world.worker != giver:
+            return [peers.receive(giver)]
+        if self._tensor is not None:
+            count, shape = self._tensor.size(), (len(self._members), *output.shape)
+            parts = [torch.stack(blocks[rank::count]) if blocks else output.new_empty(0) for rank in range(count)]
+            shapes = [torch.Size(shape if rank == source else (0,)) for rank in range(count)]
+            blocks = self._tensor.begin_exchange(parts, shapes)()[source].unbind()
+        for worker, block in zip(self._members, blocks, strict=True):
+            if worker != giver:
+                peers.send(worker, block)
+        return [blocks[self._members.index(giver)]]
+
     def _refusal(self, call: str) -> RunError:
         members = f"ranks {' '.join(map(str, dist.get_process_group_ranks(self)))}"
         return RunError(f"torch.distributed: {call} over {self.scope.value} ({members}) has no rule in a session")
@@ -552,10 +577,8 @@ def _within_worker(name: str, otherwise: Callable[..., Any]) -> Callable[..., An
     """What the tensor ranks of a worker do by themselves inside an iteration; `otherwise` in other groups."""
 
     def call(self: LiveGroup, *arguments: Any, **named: Any) -> Any:
-        if self.scope is not Scope.TENSOR or self._answers_alone:
+        if self.scope is not Scope.TENSOR or self._answers_alone or self._world.recover is not None:
             return otherwise(self, *arguments, **named)
-        if self._world.recover is not None:
-            raise self._refusal(f"{name} between iterations")
         return getattr(self._world.tensor, name)(*arguments, **named)
 
     return call
@@ -573,6 +596,12 @@ for _call, _alias in (
     _function = _within_worker(_call, vars(LiveGroup).get(_call) or _refused(_call))
     setattr(LiveGroup, _call, _function)
     setattr(LiveGroup, _alias or _call, _function)
+
+
+def _options(op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
 
 
 def _waits(works: Sequence[Any]) -> Callable[[], None]:

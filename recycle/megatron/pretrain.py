@@ -269,6 +269,8 @@ class _Pretraining:
             args.pipeline_model_parallel_size,
             args.virtual_pipeline_model_parallel_size,
             context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
             get_embedding_ranks=embedding_ranks,
             get_position_embedding_ranks=position_embedding_ranks,
@@ -438,6 +440,7 @@ class _Pretraining:
                     original(*others, **named)
                 return
             groups = [parallel_state.get_data_parallel_group(with_context_parallel=has) for has in (False, True)]
+            groups.append(parallel_state.get_expert_data_parallel_group())
             with current.world.only_savers() as self._acts_as, ExitStack() as stack:
                 if self._acts_as is not None:
                     stack.enter_context(_ranked(current.worker.pipeline % peers.shards, groups))

@@ -143,6 +143,13 @@ class Script:
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
         if self.job.memory.offload != "off":
             raise RunError('[memory] offload: a session does not offload activations; set it to "off"')
+        if config.num_moe_experts and config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
+            raise RunError(
+                "config.num_moe_experts is set: with tensor parallelism megatron-core needs sequence parallelism; set"
+                " config.sequence_parallel"
+            )
+        if "global_aux_loss" in config.moe_router_load_balancing_type:
+            raise RunError("config.moe_router_load_balancing_type: global_aux_loss sums over workers inside a forward")
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:

@@ -408,8 +408,8 @@ def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_mixture_of_experts_with_tensor_ranks_is_refused_before_training(survive: Survive) -> None:
-    with pytest.raises(JobError, match="num_moe_experts is set: with tensor parallelism"):
+def test_a_mixture_of_experts_with_tensor_ranks_needs_sequence_parallelism(survive: Survive) -> None:
+    with pytest.raises(JobError, match="with tensor parallelism megatron-core needs sequence parallelism"):
         survive(job(tensor=2), "--layers=mixtral")
 
 

@@ -1,9 +1,7 @@
 """Resources that the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
 
 Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
-holds a T-th of each sequence. The gather and the reduce-scatter add in the order of tensor ranks, like `TensorGroup`.
-For it they replace megatron-core's collectives, which allocate on the current GPU. Only for recycle's own models. A
-mixture of experts gathers the sequences, because its router needs all tokens.
+holds a T-th of each sequence. A mixture of experts gathers the sequences, because its router needs all tokens.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
 of a micro-batch and route them alike, so no token is sent. Outputs and gradients are summed over the ranks.
@@ -135,16 +133,6 @@ def begin_reduce_scatter(tensor: torch.Tensor, group: ProcessGroup) -> Callable[
     return finish
 
 
-def install_collectives() -> None:
-    """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
-    megatron_versions.share_random_generator()
-    megatron_versions.replace_sequence_collectives(
-        lambda group: isinstance(group, TensorGroup),
-        gather_sequences,
-        lambda tensor, group: begin_reduce_scatter(tensor, group)(),
-    )
-
-
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core its process groups: existing groups, or else private groups of one rank.
 
@@ -158,7 +146,7 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-    install_collectives()
+    megatron_versions.share_random_generator()
     megatron_versions.complete_local_layers()
     if tensor_group is not None:
         megatron_versions.set_tensor_group(tensor_group)
