@@ -40,10 +40,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: ignore[attr-defined]
+from torch.distributed import HashStore, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import Pending, TensorGroup, combined, name_of
+from recycle.exec.model.tensor_group import AnyGroup, Pending, TensorGroup, combined, name_of
 from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
@@ -98,7 +98,8 @@ class LiveWorld:
 
     def __init__(self, worker: Worker, pipelines: int, ranks: int, tensor: TensorGroup | None = None) -> None:
         self.worker, self._pipelines, self._ranks, self.tensor = worker, pipelines, ranks, tensor
-        self.tensor_parallel, tensor_rank = (1, 0) if tensor is None else (tensor.size(), tensor.rank())
+        self.tensor_parallel: int = 1 if tensor is None else tensor.size()
+        tensor_rank = 0 if tensor is None else tensor.rank()
         self.rank = (worker.rank * pipelines + worker.pipeline) * self.tensor_parallel + tensor_rank
         self.size = pipelines * ranks * self.tensor_parallel
         self.is_alone = True
@@ -266,10 +267,7 @@ class LiveWorld:
         use_one_backend()
 
 
-_Group: Any = ProcessGroup  # its methods have overloads that torch.distributed does not use
-
-
-class LiveGroup(_Group):  # type: ignore[misc]
+class LiveGroup(AnyGroup):  # type: ignore[misc]
     def __init__(self, world: LiveWorld, rank: int, places: Sequence[Place]) -> None:
         super().__init__(rank, len(places))
         self._world, self._places, self._name = world, list(places), ""
@@ -384,7 +382,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
             return self._run("scatter", exchange, partial(_copy, outputs))
         if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
-        _copy(outputs, [inputs[0][_Group.rank(self)]])
+        _copy(outputs, [inputs[0][AnyGroup.rank(self)]])
         return Pending()
 
     def barrier(self, opts: Any = None) -> Work:
@@ -553,7 +551,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
             return [peers.receive(giver)]
         if self._tensor is not None:
             count, shape = self._tensor.size(), (len(self._members), *output.shape)
-            parts = [torch.stack(blocks[rank::count]) if blocks else output.new_empty(0) for rank in range(count)]
+            parts = [torch.stack(list(blocks[rank::count])) if blocks else output.new_empty(0) for rank in range(count)]
             shapes = [torch.Size(shape if rank == source else (0,)) for rank in range(count)]
             blocks = self._tensor.begin_exchange(parts, shapes)()[source].unbind()
         for worker, block in zip(self._members, blocks, strict=True):

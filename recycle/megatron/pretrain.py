@@ -24,7 +24,8 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -444,6 +445,7 @@ class _Pretraining:
             with current.world.only_savers() as self._acts_as, ExitStack() as stack:
                 if self._acts_as is not None:
                     stack.enter_context(_ranked(current.worker.pipeline % peers.shards, groups))
+                    stack.enter_context(_random_states_of_all(peers.shards))
                     for part in self._parts(optimizer):  # which may be of another instance
                         stack.enter_context(replaced(part, "distributed_optimizer_instance_id", 0))
                     original(*others, **named)
@@ -476,6 +478,25 @@ def _shards_loaded_alone(parts: Sequence[Any]) -> Iterator[None]:
         for owner, name, options in owners:
             stack.enter_context(replaced(owner, name, partial(getattr(owner, name), **options)))
         yield
+
+
+def _random_states_of_all(shards: int) -> AbstractContextManager[None]:
+    """Save this process's random state for each data-parallel rank, where Megatron-LM has one of each.
+
+    It has with expert parallelism. In a session random numbers do not depend on these states.
+    """
+    checkpointing = importlib.import_module("megatron.training.checkpointing")
+    own = checkpointing.get_rng_state
+
+    def get_rng_state(*arguments: Any, **named: Any) -> Any:
+        state = own(*arguments, **named)
+        *place, first = state.global_offset
+        if len(place) == 1:
+            return state
+        ranks = range(first, state.global_shape[-1], shards)
+        return [replace(state, global_offset=(*place, rank)) for rank in ranks]
+
+    return replaced(checkpointing, "get_rng_state", get_rng_state)
 
 
 def _groups_of(optimizer: Any) -> list[Any]:

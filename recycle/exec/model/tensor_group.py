@@ -14,8 +14,7 @@ from functools import reduce
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-from torch.distributed import ReduceOp, Work  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from recycle.errors import RunError
 from recycle.megatron_versions import describe_group
@@ -71,7 +70,10 @@ class Pending(Work):
         return self._finish is None
 
 
-class TensorGroup(dist.ProcessGroup):
+AnyGroup: Any = ProcessGroup  # its methods have overloads that torch.distributed does not use
+
+
+class TensorGroup(AnyGroup):  # type: ignore[misc]
     """This process's end of the group: all-reduce, and the collectives of sequence and expert parallelism.
 
     They are called as torch.distributed calls them. All raise TransportError if the generation ends first, and RunError
@@ -82,7 +84,7 @@ class TensorGroup(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)
         self.exchange: TensorExchange | None = None
         describe_group(self, "tensor ranks", rank)
 
@@ -98,7 +100,7 @@ class TensorGroup(dist.ProcessGroup):
         """The tensors of all ranks, of one shape."""
         return self.begin_exchange([tensor.contiguous()] * self.size())()
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Pending:
         """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it."""
         (tensor,) = tensors
         op = ReduceOp.SUM if options is None else options.reduceOp
@@ -120,30 +122,25 @@ class TensorGroup(dist.ProcessGroup):
 
         return Pending(finish)
 
-    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> Any:
+    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
         (entries,), (tensor,) = outputs, tensors
         return self._fill(entries, [tensor.detach().contiguous()] * self.size())
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Any:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
         return self.allgather([output.view(self.size(), *tensor.shape).unbind()], [tensor])
 
-    def reduce_scatter(self, outputs: Any, tensors: Any, options: Any = None) -> Any:
+    def reduce_scatter(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
         (output,), (parts,) = outputs, tensors
         op = ReduceOp.SUM if options is None else options.reduceOp
         exchanged = self.begin_exchange([part.detach().contiguous() for part in parts], [output.shape] * self.size())
         return Pending(lambda: output.copy_(combined(exchanged(), op)))
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Any:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
         return self.reduce_scatter([output], [tensor.view(self.size(), *output.shape).unbind()], options)
 
     def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        rows: Sequence[int],
-        sent_rows: Sequence[int],
-        options: Any = None,
-    ) -> Any:
+        self, output: Any, tensor: Any, rows: Sequence[int], sent_rows: Sequence[int], options: Any = None
+    ) -> Pending:
         """Without `rows` and `sent_rows` by rank, each rank gets as many."""
         outputs = output.split(list(rows) or len(output) // self.size())
         return self._fill(outputs, tensor.detach().contiguous().split(list(sent_rows) or len(tensor) // self.size()))
