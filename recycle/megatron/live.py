@@ -299,8 +299,6 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
         is_inside = self._world.recover is None and not self._answers_alone
-        if is_inside and self.scope is Scope.TENSOR and self._tensor is not None:
-            return Pending(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
         if is_inside and not isinstance(self._peers(), EarlierPeers):
             return Pending(self._sum(tensors, op, self._peers()))
         return self._run(
@@ -476,7 +474,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
 
     def _sum_over_tensor_ranks(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
         if self._tensor is not None:
-            _waits([self._tensor.allreduce([tensor], _options(op)) for tensor in tensors])()
+            self._tensor.allreduce(tensors, _options(op)).wait()
 
     def _divide(self, tensors: list[torch.Tensor], is_average: bool) -> None:
         for tensor in tensors if is_average else ():
@@ -585,6 +583,7 @@ def _within_worker(name: str, otherwise: Callable[..., Any]) -> Callable[..., An
 for _call in ("allgather_coalesced", "alltoall", "send", "recv", "recv_anysource"):
     setattr(LiveGroup, _call, _refused(_call))
 for _call, _alias in (
+    ("allreduce", None),
     ("allgather", None),
     ("all_gather_single", "_allgather_base"),
     ("reduce_scatter", None),
@@ -600,14 +599,6 @@ def _options(op: Any) -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp = op
     return options
-
-
-def _waits(works: Sequence[Any]) -> Callable[[], None]:
-    def finish() -> None:
-        for work in works:
-            work.wait()
-
-    return finish
 
 
 def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None:

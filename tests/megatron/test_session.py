@@ -174,14 +174,28 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
     assert result.digests == calm.digests
 
 
-def test_sessions_survive_over_communicators_like_nccls(survive: Survive, calm: RunResult) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "options"),
+    [
+        (1, ()),
+        pytest.param(
+            2,
+            ("--layers=mixtral", "--sequence-parallel", "--expert-parallel", "--dispatcher=alltoall"),
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_sessions_survive_over_communicators_like_nccls(
+    survive: Survive, calm: RunResult, tensor: int, options: tuple[str, ...]
+) -> None:
     # Evaluations, the script's collectives and copies have no lanes of the plan there.
-    simulated = over(Waiting, job())
+    options = (*options, "--dropout=0.1", "--evaluate=2")
+    whole = survive(job(tensor=tensor), *options) if tensor > 1 else calm
     faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
-    result = survive(simulated, *faults, "--dropout=0.1", "--evaluate=2")
-    assert result.losses == calm.losses
-    assert result.digests == calm.digests
-    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
+    result = survive(over(Waiting, job(tensor=tensor)), *faults, *options)
+    assert result.losses == whole.losses
+    assert result.digests == whole.digests
+    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(whole, "0.1", EVALUATION), rel=1e-6)
 
 
 @pytest.mark.soak
@@ -260,7 +274,6 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
         (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
         (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
-        (("--layers=mixtral", "--sequence-parallel", "--expert-parallel", "--dispatcher=alltoall"), 2, "exact"),
     ],
 )
 def test_other_models_and_losses_survive_and_return(

@@ -100,10 +100,18 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
         """The tensors of all ranks, of one shape."""
         return self.begin_exchange([tensor.contiguous()] * self.size())()
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Pending:
-        """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it."""
-        (tensor,) = tensors
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> Pending:
+        """Start the all-reduce of tensors, in place; `wait` of the returned object completes it."""
         op = ReduceOp.SUM if options is None else options.reduceOp
+        finishing = [self._begin_sum(tensor, op) for tensor in tensors]
+
+        def finish() -> None:
+            for each in finishing:
+                each()
+
+        return Pending(finish)
+
+    def _begin_sum(self, tensor: torch.Tensor, op: Any) -> Callable[[], None]:
         flat, size, is_average = tensor.detach().reshape(-1), self.size(), op == ReduceOp.AVG
         # Two ranks send as many bytes in one step as in two.
         in_parts = size > 2 and len(flat) >= SMALL
@@ -120,7 +128,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
             if is_average:
                 tensor.div_(size)
 
-        return Pending(finish)
+        return finish
 
     def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
         (entries,), (tensor,) = outputs, tensors

@@ -180,6 +180,7 @@ def addends(size: int, *shape: int) -> list[torch.Tensor]:
     [
         *((size, rows, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 8) for rows in (10, 1237)),
         (3, 1237, dist.ReduceOp.MAX, torch.maximum),
+        (2, 10, dist.ReduceOp.AVG, lambda first, second: (first + second) / 2),
     ],
 )
 def test_all_reduce_combines_in_the_order_of_ranks(
@@ -211,6 +212,21 @@ def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None
     for gathered in exchanges.run(lambda rank, group: gather_sequences(scattered[rank], group)):
         assert torch.equal(gathered, torch.cat(scattered))
     assert exchanges.moved == [2 * (size - 1) * 2 * 15] * size
+
+
+def test_each_rank_gets_the_rows_that_are_for_it() -> None:
+    rows = [[1, 2, 0], [0, 3, 1], [2, 0, 0]]  # of a rank, for each rank
+    given = [torch.randn(sum(of_rank), 4) for of_rank in rows]
+
+    def exchange(rank: int, group: TensorGroup) -> torch.Tensor:
+        received = [of_rank[rank] for of_rank in rows]
+        output = torch.empty(sum(received), 4)
+        dist.all_to_all_single(output, given[rank], received, rows[rank], group)
+        return output
+
+    parts = [tensor.split(of_rank) for tensor, of_rank in zip(given, rows, strict=True)]
+    for rank, output in enumerate(Exchanges(3).run(exchange)):
+        assert torch.equal(output, torch.cat([part[rank] for part in parts]))
 
 
 def test_torch_raises_the_error_of_an_exchange() -> None:
