@@ -178,11 +178,7 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
     ("tensor", "options"),
     [
         (1, ()),
-        pytest.param(
-            2,
-            ("--layers=mixtral", "--sequence-parallel", "--expert-parallel", "--dispatcher=alltoall"),
-            marks=pytest.mark.soak,
-        ),
+        pytest.param(2, ("--layers=mixtral", "--sequence-parallel", "--expert-parallel"), marks=pytest.mark.soak),
     ],
 )
 def test_sessions_survive_over_communicators_like_nccls(
@@ -274,6 +270,7 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
         (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
         (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
+        (("--layers=mixtral", "--sequence-parallel", "--expert-parallel", "--dispatcher=alltoall"), 2, "exact"),
     ],
 )
 def test_other_models_and_losses_survive_and_return(
