@@ -25,7 +25,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
-from torch.distributed import ProcessGroup, all_gather_single, reduce_scatter_single
+from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
 
 from recycle import megatron_versions
 from recycle.errors import RunError
@@ -117,14 +117,14 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 def gather_sequences(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
     whole = tensor.new_empty(len(tensor) * group.size(), *tensor.shape[1:])
-    all_gather_single(whole, tensor.detach().contiguous(), group)
+    all_gather_into_tensor(whole, tensor.detach().contiguous(), group)
     return whole
 
 
 def begin_reduce_scatter(tensor: torch.Tensor, group: ProcessGroup) -> Callable[[], torch.Tensor]:
     """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
     part = tensor.new_empty(len(tensor) // group.size(), *tensor.shape[1:])
-    pending = reduce_scatter_single(part, tensor.detach().contiguous(), group=group, async_op=True)
+    pending = reduce_scatter_tensor(part, tensor.detach().contiguous(), group=group, async_op=True)
 
     def finish() -> torch.Tensor:
         pending.wait()
