@@ -14,7 +14,8 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from datetime import timedelta
 from functools import cache, partial
 from importlib import import_module
@@ -246,32 +247,19 @@ def describe_group(group: Any, name: str, rank: int) -> None:
     world.pg_group_ranks[group] = {0: rank}
 
 
-def replace_sequence_collectives(
-    accepts: Callable[[Any], bool], gather: Callable[..., Any], reduce_scatter: Callable[..., Any]
-) -> None:
-    """Use these collectives along the first dimension for groups that `accepts`: functions of (tensor, group)."""
-    from megatron.core.tensor_parallel import mappings
+def share_random_generator(region: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Make all draws come from the current random generator, instead of a generator for each region.
 
-    for name, own in (("_gather_along_first_dim", gather), ("_reduce_scatter_along_first_dim", reduce_scatter)):
-        setattr(mappings, name, _dispatched(accepts, own, getattr(mappings, name)))
-
-
-def _dispatched(accepts: Callable[[Any], bool], own: Callable[..., Any], others: Callable[..., Any]) -> Any:
-    def move(tensor: torch.Tensor, group: Any, *arguments: Any, **named: Any) -> Any:
-        return own(tensor, group) if accepts(group) else others(tensor, group, *arguments, **named)
-
-    return move
-
-
-def share_random_generator() -> None:
-    """Make all tensor ranks' draws come from the current random generator, instead of a generator for each region."""
+    Regions where tensor ranks draw for different elements run inside `region()`.
+    """
     import torch
     from megatron.core.tensor_parallel import random
 
     class SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
         @contextmanager
         def fork(self, name: str = "") -> Iterator[None]:
-            yield
+            with region():
+                yield
 
         def get_states(self) -> dict[str, torch.Tensor]:
             return {"shared": torch.zeros(0)}  # Megatron-LM refuses a checkpoint without states
@@ -364,11 +352,12 @@ def layers_numbered_from(first: int) -> Iterator[None]:
 def complete_local_layers() -> None:
     """Make megatron-core's local layers run without Transformer Engine, and on the host where there is no GPU.
 
-    Some modules compare with classes of Transformer Engine that they have not imported.
+    Some modules compare with classes of Transformer Engine that they have not imported. torch's norms refuse sequence
+    parallelism, although they need only mark their weights.
     """
     import torch
     from megatron.core.fusions import fused_softmax
-    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer import multi_latent_attention, torch_norm
     from megatron.core.transformer.moe import moe_utils
 
     for module, names in (
@@ -378,6 +367,17 @@ def complete_local_layers() -> None:
         for name in names:
             vars(module).setdefault(name, None)
     multi_latent_attention.HAVE_TE &= isinstance(multi_latent_attention.TELinear, type)
+    create = torch_norm.WrappedTorchNorm.__new__
+
+    def create_norm(kind: Any, config: Any, *arguments: Any, **named: Any) -> Any:
+        plain = copy(config)
+        plain.sequence_parallel = False
+        norm = create(kind, plain, *arguments, **named)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+    torch_norm.WrappedTorchNorm.__new__ = create_norm
     if torch.cuda.is_available():
         return
 

@@ -37,6 +37,9 @@ def main() -> None:
     parser.add_argument("--pipeline", type=int, default=2, help="ranks of a pipeline")
     parser.add_argument("--chunks", type=int, default=1, help="model chunks of a rank")
     parser.add_argument("--tensor", type=int, default=1, help="tensor ranks of a worker")
+    parser.add_argument("--sequence-parallel", action="store_true", help="tensor ranks hold parts of the sequences")
+    parser.add_argument("--expert-parallel", action="store_true", help="tensor ranks hold whole experts")
+    parser.add_argument("--dispatcher", choices=("allgather", "alltoall"), default="allgather", help="of tokens")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
@@ -56,6 +59,8 @@ def main() -> None:
             pipeline_model_parallel_size=given.pipeline,
             virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
             num_distributed_optimizer_instances=given.instances or 1,
+            expert_model_parallel_size=given.tensor if given.expert_parallel else 1,
+            expert_tensor_parallel_size=1 if given.expert_parallel else given.tensor,
         )
         model = build_model(given)
         optimizer = get_megatron_optimizer(
@@ -130,10 +135,11 @@ def main() -> None:
 
 
 def report(what: str, losses: list[torch.Tensor]) -> None:
-    """Print the mean over all hosts of the last stage."""
+    """Print the mean over all hosts and tensor ranks of the last stage."""
     kept = [torch.zeros(()), *(loss.cpu() for loss in losses)]
     total = torch.stack([torch.tensor(float(len(losses))), torch.stack(kept).sum()])
-    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    for group in (parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()):
+        torch.distributed.all_reduce(total, group=group)
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         print(f"{what}  loss {float(total[1] / total[0])!r}", flush=True)
 

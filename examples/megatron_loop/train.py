@@ -107,6 +107,7 @@ def build_model(given: argparse.Namespace) -> list[Any]:
     bf16, fp16 = getattr(given, "bf16", False), getattr(given, "fp16", False)
     dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
     layers = getattr(given, "layers", "gpt")
+    tensor, has_own_experts = getattr(given, "tensor", 1), getattr(given, "expert_parallel", False)
     complete_local_layers()  # mixtures of experts ask for names of Transformer Engine
     config = TransformerConfig(
         **LAYERS[layers],
@@ -122,7 +123,11 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         pipeline_dtype=dtype,
         calculate_per_token_loss=getattr(given, "per_token", False),
         use_cpu_initialization=not ON_GPU,
-        tensor_model_parallel_size=getattr(given, "tensor", 1),
+        tensor_model_parallel_size=tensor,
+        sequence_parallel=getattr(given, "sequence_parallel", False),
+        expert_model_parallel_size=tensor if has_own_experts else 1,
+        expert_tensor_parallel_size=1 if has_own_experts else tensor,
+        moe_token_dispatcher_type=getattr(given, "dispatcher", "allgather"),
         pipeline_model_parallel_size=given.pipeline,
         virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
         batch_p2p_comm=ON_GPU,

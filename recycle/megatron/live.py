@@ -11,7 +11,7 @@ Its collectives run over the live processes of the present generation (`Peers`):
     all processes       the live processes                              as above
 
 A worker is T processes that die together. A group is of one tensor rank of its workers, or of all T; then results are
-combined over them, in the order of tensor ranks.
+combined over them, in the order of tensor ranks. The T ranks of one worker communicate by themselves (`TensorGroup`).
 
 Megatron's distributed optimizer splits a stage's optimizer state among the hosts of an instance: a block of pipelines.
 A dead member's entry is then that of the first live host of its stage that holds the same part.
@@ -31,18 +31,19 @@ generation a process answers alone: sums are its own values, gathers are copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: ignore[attr-defined]
+from torch.distributed import HashStore, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_group import AnyGroup, Pending, TensorGroup, combined, name_of
 from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
@@ -50,6 +51,7 @@ from recycle.megatron.transfer import pack, unpack
 from recycle.megatron_versions import default_group, use_one_backend
 
 BACKEND = "live"
+_OWN_WORKER = -1
 _CALLS = 1 << 20
 """More collectives than a script makes in a step."""
 MOST_BYTES = 1 << 20
@@ -74,24 +76,8 @@ class Scope(Enum):
 Place = tuple[Worker, int]
 """A process: its worker and tensor rank."""
 _Key = tuple[int | None, bool]
-"""Of collectives in one order: the rank of a pipeline whose hosts make them, or None; and whether all T ranks do."""
-
-
-class LiveWork(Work):
-    """A collective under way; `finish` waits for it, once."""
-
-    def __init__(self, finish: Callable[[], None] | None = None) -> None:
-        super().__init__()
-        self._finish = finish
-
-    def wait(self, timeout: Any = None) -> bool:
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._finish is None
+"""Of collectives in one order: the rank of a pipeline whose hosts make them, None for all, `_OWN_WORKER` for the tensor
+ranks of this worker; and whether all T ranks do."""
 
 
 class LiveWorld:
@@ -112,7 +98,8 @@ class LiveWorld:
 
     def __init__(self, worker: Worker, pipelines: int, ranks: int, tensor: TensorGroup | None = None) -> None:
         self.worker, self._pipelines, self._ranks, self.tensor = worker, pipelines, ranks, tensor
-        self.tensor_parallel, tensor_rank = (1, 0) if tensor is None else (tensor.size(), tensor.rank())
+        self.tensor_parallel: int = 1 if tensor is None else tensor.size()
+        tensor_rank = 0 if tensor is None else tensor.rank()
         self.rank = (worker.rank * pipelines + worker.pipeline) * self.tensor_parallel + tensor_rank
         self.size = pipelines * ranks * self.tensor_parallel
         self.is_alone = True
@@ -121,7 +108,8 @@ class LiveWorld:
         self.recover: Callable[[TransportError], None] | None = None
         self._firsts: dict[Worker, int] = {}
         self._step = 0
-        self._counts: dict[_Key, int] = dict.fromkeys(product((None, worker.rank), (False, True)), 0)
+        keys = (*product((None, worker.rank), (False, True)), (_OWN_WORKER, True))
+        self._counts: dict[_Key, int] = dict.fromkeys(keys, 0)
         self._last: dict[_Key, list[torch.Tensor]] = {}
 
     def begin_step(self, step: int) -> None:
@@ -279,10 +267,7 @@ class LiveWorld:
         use_one_backend()
 
 
-_Group: Any = ProcessGroup  # its methods have overloads that torch.distributed does not use
-
-
-class LiveGroup(_Group):  # type: ignore[misc]
+class LiveGroup(AnyGroup):  # type: ignore[misc]
     def __init__(self, world: LiveWorld, rank: int, places: Sequence[Place]) -> None:
         super().__init__(rank, len(places))
         self._world, self._places, self._name = world, list(places), ""
@@ -314,10 +299,8 @@ class LiveGroup(_Group):  # type: ignore[misc]
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
         is_inside = self._world.recover is None and not self._answers_alone
-        if is_inside and self.scope is Scope.TENSOR and self._tensor is not None:
-            return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
         if is_inside and not isinstance(self._peers(), EarlierPeers):
-            return LiveWork(self._sum(tensors, op, self._peers()))
+            return Pending(self._sum(tensors, op, self._peers()))
         return self._run(
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
         )
@@ -351,17 +334,15 @@ class LiveGroup(_Group):  # type: ignore[misc]
         if self._is_instance_of_stage:
             if not self._answers_alone:  # else the other parts stay as they are
                 self._gather_parts(output, tensor)
-            return LiveWork()
+            return Pending()
         return self.allgather([parts], [tensor.reshape(-1)])
-
-    _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> Work:
         for output, tensor in zip(outputs, tensors, strict=True):
             self.all_gather_single(output, tensor)
-        return LiveWork()
+        return Pending()
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -374,16 +355,14 @@ class LiveGroup(_Group):  # type: ignore[misc]
         part = tensor.view(self.size(), -1)[self.rank()].view_as(output)
         if part.data_ptr() != output.data_ptr():
             output.copy_(part)
-        return LiveWork()
-
-    _reduce_scatter_base = reduce_scatter_single
+        return Pending()
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> Work:
         for output, tensor in zip(outputs, tensors, strict=True):
             self.reduce_scatter_single(output, tensor, opts)
-        return LiveWork()
+        return Pending()
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -396,13 +375,13 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         if self.scope is Scope.SAVERS:
-            sent = torch.stack(inputs[0] if inputs else [torch.zeros_like(outputs[0])] * self.size())
-            take = lambda entries: _copy(outputs, [entries[opts.rootRank][self.rank()]])  # noqa: E731
-            return self._run("scatter", lambda peers: self._entries("scatter", sent, peers), take)
+            blocks = inputs[0] if inputs else []
+            exchange = partial(self._scattered, outputs[0], blocks, self._places[opts.rootRank])
+            return self._run("scatter", exchange, partial(_copy, outputs))
         if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
-        _copy(outputs, [inputs[0][_Group.rank(self)]])
-        return LiveWork()
+        _copy(outputs, [inputs[0][AnyGroup.rank(self)]])
+        return Pending()
 
     def barrier(self, opts: Any = None) -> Work:
         tensors = [torch.zeros(1)]
@@ -439,16 +418,19 @@ class LiveGroup(_Group):  # type: ignore[misc]
             take(exchange(None))
         elif self._world.recover is None:
             take(exchange(self._peers()))
-        elif self.scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS, Scope.TENSOR):
+        elif self.scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS):
             raise self._refusal(f"{call} between iterations")
         else:
-            number = self._members[0].rank if self.scope is Scope.HOSTS else None
+            own = {Scope.HOSTS: self._world.worker.rank, Scope.TENSOR: _OWN_WORKER}
+            number = own.get(self.scope)
             take(self._world.complete(number, exchange, self._tensor is not None))
-        return LiveWork()
+        return Pending()
 
     def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
         sums = [tensor.clone() for tensor in tensors]
-        if isinstance(peers, EarlierPeers):
+        if self.scope is Scope.TENSOR and peers is not None:
+            self._sum_over_tensor_ranks(sums, op)
+        elif isinstance(peers, EarlierPeers):
             for tensor in sums:
                 tensor.copy_(self._combined_from(peers, tensor, op))
         elif peers is not None and (finish := self._sum(sums, op, peers)) is not None:
@@ -462,11 +444,11 @@ class LiveGroup(_Group):  # type: ignore[misc]
         is_large = sum(tensor.nbytes for tensor in tensors) > MOST_BYTES
         if scope is Scope.INSTANCE or (scope is Scope.PIPELINE and not (is_large and op == ReduceOp.SUM)):
             for tensor in tensors:
-                tensor.copy_(_combined(self._entries("all_reduce", tensor, peers), op))
+                tensor.copy_(combined(self._entries("all_reduce", tensor, peers), op))
             return None
         once = scope in (Scope.PIPELINE, Scope.ENDS)
         if (once and op != ReduceOp.SUM) or (is_average and scope is not Scope.HOSTS):
-            raise self._refusal(f"all_reduce with {_name(op)}")
+            raise self._refusal(f"all_reduce with {name_of(op)}")
         if once and not peers.is_first_host(self._world.worker):
             for tensor in tensors:
                 tensor.zero_()
@@ -478,19 +460,21 @@ class LiveGroup(_Group):  # type: ignore[misc]
         transport = host_side if is_on_host else peers.transport
         group = transport.group_of(number)
         sums = [tensor.cpu() for tensor in tensors] if transport is host_side else tensors
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = ReduceOp.SUM if is_average else op
-        works = [] if group is None else [group.allreduce([tensor], options) for tensor in sums]
+        op = ReduceOp.SUM if is_average else op
+        works = [] if group is None else [group.allreduce([tensor], _options(op)) for tensor in sums]
 
         def finish() -> None:
             if group is not None:
                 transport.await_collective(works, group)
                 _copy(tensors, sums)
-            if self._tensor is not None:
-                _waits([self._tensor.allreduce([tensor], options) for tensor in tensors])()
+            self._sum_over_tensor_ranks(tensors, op)
             self._divide(tensors, is_average)
 
         return finish
+
+    def _sum_over_tensor_ranks(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
+        if self._tensor is not None:
+            self._tensor.allreduce(tensors, _options(op)).wait()
 
     def _divide(self, tensors: list[torch.Tensor], is_average: bool) -> None:
         for tensor in tensors if is_average else ():
@@ -517,15 +501,15 @@ class LiveGroup(_Group):  # type: ignore[misc]
         if self._tensor is not None:
             parts = self._tensor.gather_all(torch.stack(list(entries.values())))
             entries = {
-                worker: _combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
+                worker: combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
             }
         if self.scope is Scope.PIPELINE:
             is_large = tensor.nbytes > MOST_BYTES
             members = [Worker(0, member.rank) if is_large else member for member in self._members]
-            return _combined([entries[peers.holder(member)] for member in members], op)
+            return combined([entries[peers.holder(member)] for member in members], op)
         if op == ReduceOp.AVG and self.scope is Scope.HOSTS:
-            return _combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
-        return _combined(list(entries.values()), op)
+            return combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
+        return combined(list(entries.values()), op)
 
     def _number(self, peers: Peers) -> int | None:
         if self.scope in (Scope.HOSTS, Scope.INSTANCE):
@@ -556,6 +540,23 @@ class LiveGroup(_Group):  # type: ignore[misc]
         parts = [part.unbind() for part in self._tensor.gather_all(torch.stack(entries))]
         return [parts[tensor_rank][self._members.index(worker)] for worker, tensor_rank in self._places]
 
+    def _scattered(
+        self, output: torch.Tensor, blocks: Sequence[torch.Tensor], root: Place, peers: Any
+    ) -> list[torch.Tensor]:
+        """The block of this process; the root's worker sends each other worker what the same tensor rank gets."""
+        giver, source = root
+        if self._world.worker != giver:
+            return [peers.receive(giver)]
+        if self._tensor is not None:
+            count, shape = self._tensor.size(), (len(self._members), *output.shape)
+            parts = [torch.stack(list(blocks[rank::count])) if blocks else output.new_empty(0) for rank in range(count)]
+            shapes = [torch.Size(shape if rank == source else (0,)) for rank in range(count)]
+            blocks = self._tensor.begin_exchange(parts, shapes)()[source].unbind()
+        for worker, block in zip(self._members, blocks, strict=True):
+            if worker != giver:
+                peers.send(worker, block)
+        return [blocks[self._members.index(giver)]]
+
     def _refusal(self, call: str) -> RunError:
         members = f"ranks {' '.join(map(str, dist.get_process_group_ranks(self)))}"
         return RunError(f"torch.distributed: {call} over {self.scope.value} ({members}) has no rule in a session")
@@ -568,42 +569,38 @@ def _refused(call: str) -> Callable[..., Any]:
     return refuse
 
 
-for _call in (
-    *("reduce_scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
-    *("send", "recv", "recv_anysource"),
-):
+def _within_worker(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """What the tensor ranks of a worker do by themselves inside an iteration; `otherwise` in other groups."""
+
+    def call(self: LiveGroup, *arguments: Any, **named: Any) -> Any:
+        if self.scope is not Scope.TENSOR or self._answers_alone or self._world.recover is not None:
+            return otherwise(self, *arguments, **named)
+        return getattr(self._world.tensor, name)(*arguments, **named)
+
+    return call
+
+
+for _call in ("allgather_coalesced", "alltoall", "send", "recv", "recv_anysource"):
     setattr(LiveGroup, _call, _refused(_call))
+for _call, _alias in (
+    ("allreduce", None),
+    ("allgather", None),
+    ("all_gather_single", "_allgather_base"),
+    ("reduce_scatter", None),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+    ("all_to_all_single", "alltoall_base"),
+):
+    _function = _within_worker(_call, vars(LiveGroup).get(_call) or _refused(_call))
+    setattr(LiveGroup, _call, _function)
+    setattr(LiveGroup, _alias or _call, _function)
 
 
-def _waits(works: Sequence[Any]) -> Callable[[], None]:
-    def finish() -> None:
-        for work in works:
-            work.wait()
-
-    return finish
+def _options(op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
 
 
 def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None:
     for tensor, entry in zip(into, entries, strict=True):
         tensor.copy_(entry.view_as(tensor))
-
-
-_COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.MIN: torch.minimum,
-}
-
-
-def _combined(entries: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
-    combine = next((function for known, function in _COMBINE.items() if op == known), None)
-    if combine is None:
-        raise RunError(f"torch.distributed: all_reduce with {_name(op)} has no rule here in a session")
-    total = entries[0]
-    for entry in entries[1:]:
-        total = combine(total, entry)
-    return total
-
-
-def _name(op: Any) -> str:
-    return next((name for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") if op == getattr(ReduceOp, name)), str(op))

@@ -7,7 +7,7 @@ The returned function has the arguments and result of megatron-core's. Megatron 
 `finalize_model_grads` and the optimizer; the schedule determines the order of F, B, I and W and the transfers between
 ranks. Failures are not survived here: torchrun ends all workers when one dies. `recycle train` survives failures.
 
-Limits: `_REFUSED`; with split backwards also sequence parallelism and fused gradient accumulation.
+Limits: `_REFUSED`; with split backwards also fused gradient accumulation.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -56,7 +57,7 @@ from recycle.megatron.micro_batches import IteratorOf
 from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
-from recycle.megatron.script import Arguments, Script, ScriptStages
+from recycle.megatron.script import Arguments, Script, ScriptStages, seeded_apart
 from recycle.megatron_versions import share_random_generator
 
 _NEXT, _REDUCED, _STEPPED = range(3)
@@ -149,7 +150,8 @@ class Session:
     def __enter__(self) -> Self:
         self.world.join()
         self.world.recover = self._recover
-        share_random_generator()
+        is_split = self.world.tensor_parallel > 1
+        share_random_generator(partial(seeded_apart, self._process.tensor_rank) if is_split else nullcontext)
         return self
 
     def __exit__(
@@ -377,12 +379,21 @@ class Session:
         return schedule.dumps()
 
     def _require_grid(self) -> None:
-        for kind in ("context", "expert_model"):
-            if (size := getattr(parallel_state, f"get_{kind}_parallel_world_size")()) > 1:
-                raise RunError(f"{kind}_parallel_size = {size}: a session does not support it; write 1")
+        size_of = {
+            kind: getattr(parallel_state, f"get_{kind}_parallel_world_size")()
+            for kind in ("context", "tensor_model", "expert_model", "expert_tensor")
+        }
+        if size_of["context"] > 1:
+            raise RunError(f"context_parallel_size = {size_of['context']}: a session does not support it; write 1")
+        tensor, *experts = list(size_of.values())[1:]
+        if experts not in ([1, tensor], [tensor, 1]):
+            raise RunError(
+                "expert_model_parallel_size = {}, expert_tensor_parallel_size = {}: the tensor ranks of a worker share"
+                " its experts; write one of the two as 1, the other as tensor_model_parallel_size".format(*experts)
+            )
         grid, shape = current_grid(), self.job.shape
         place = Worker(grid.replica, grid.rank)
-        sizes = (grid.replicas, grid.ranks, grid.chunks, parallel_state.get_tensor_model_parallel_world_size())
+        sizes = (grid.replicas, grid.ranks, grid.chunks, tensor)
         stated = (shape.pipelines, shape.ranks, shape.chunks, self.job.grid.tensor_parallel)
         if sizes != stated:
             raise RunError(

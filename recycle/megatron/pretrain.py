@@ -24,7 +24,8 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,8 @@ class _Pretraining:
             args.pipeline_model_parallel_size,
             args.virtual_pipeline_model_parallel_size,
             context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
             get_embedding_ranks=embedding_ranks,
             get_position_embedding_ranks=position_embedding_ranks,
@@ -439,9 +442,11 @@ class _Pretraining:
                     original(*others, **named)
                 return
             groups = [parallel_state.get_data_parallel_group(with_context_parallel=has) for has in (False, True)]
+            groups.append(parallel_state.get_expert_data_parallel_group())
             with current.world.only_savers() as self._acts_as, ExitStack() as stack:
                 if self._acts_as is not None:
                     stack.enter_context(_ranked(current.worker.pipeline % peers.shards, [*groups, *passed]))
+                    stack.enter_context(_random_states_of_all(peers.shards))
                     for part in self._parts(optimizer):  # which may be of another instance
                         stack.enter_context(replaced(part, "distributed_optimizer_instance_id", 0))
                     original(*others, **named)
@@ -477,7 +482,26 @@ def _shards_loaded_alone(parts: Sequence[Any]) -> Iterator[None]:
 
 
 def _with_options(function: Callable[..., Any], options: Mapping[str, bool]) -> Callable[..., Any]:
-    return lambda *arguments, **named: function(*arguments, **named | options)
+    return lambda *arguments, **named: function(*arguments, **{**named, **options})
+
+
+def _random_states_of_all(shards: int) -> AbstractContextManager[None]:
+    """Save this process's random state for each data-parallel rank, where Megatron-LM has one of each.
+
+    It has with expert parallelism. In a session random numbers do not depend on these states.
+    """
+    checkpointing = importlib.import_module("megatron.training.checkpointing")
+    own = checkpointing.get_rng_state
+
+    def get_rng_state(*arguments: Any, **named: Any) -> Any:
+        state = own(*arguments, **named)
+        *place, first = state.global_offset
+        if len(place) == 1:
+            return state
+        ranks = range(first, state.global_shape[-1], shards)
+        return [replace(state, global_offset=(*place, rank)) for rank in ranks]
+
+    return replaced(checkpointing, "get_rng_state", get_rng_state)
 
 
 def _groups_of(optimizer: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, product
@@ -143,13 +143,13 @@ class Script:
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
         if self.job.memory.offload != "off":
             raise RunError('[memory] offload: a session does not offload activations; set it to "off"')
-        if config.sequence_parallel:
-            raise RunError("config.sequence_parallel is set: a session does not support it; switch it off")
-        if config.num_moe_experts and config.tensor_model_parallel_size > 1:
+        if config.num_moe_experts and config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
             raise RunError(
-                "config.num_moe_experts is set: with tensor parallelism it needs sequence parallelism in megatron-core,"
-                " which a session does not support; set [shape] tensor_parallel = 1"
+                "config.num_moe_experts is set: with tensor parallelism megatron-core needs sequence parallelism; set"
+                " config.sequence_parallel"
             )
+        if "global_aux_loss" in config.moe_router_load_balancing_type:
+            raise RunError("config.moe_router_load_balancing_type: global_aux_loss sums over workers inside a forward")
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:
@@ -262,20 +262,10 @@ class Script:
         """Leave the iteration under way, if any."""
         self._stack.close()
 
-    @contextmanager
-    def _seeded(self, step: int, stage: int, micro_batch: MicroBatch) -> Iterator[None]:
+    def _seeded(self, step: int, stage: int, micro_batch: MicroBatch) -> AbstractContextManager[None]:
         shape = self.job.shape
         number = (step * shape.pipelines + micro_batch.pipeline) * shape.micro_batches + micro_batch.index
-        # `torch.manual_seed` takes a third of a millisecond without a GPU, because it queues a call for one.
-        generators = [torch.default_generator, *torch.cuda.default_generators]
-        states = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed((self.job.model.seed << 40) + number * shape.stages + stage)
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+        return _seeded((self.job.model.seed << 40) + number * shape.stages + stage)
 
     def collect(self, stage: int) -> None:
         """Move a micro-batch's gradient to the exact sum."""
@@ -454,6 +444,25 @@ class Script:
                 _detached(parameter).copy_(source)
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # `torch.manual_seed` takes a third of a millisecond without a GPU, because it queues a call for one.
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def seeded_apart(tensor_rank: int) -> AbstractContextManager[None]:
+    """Draw other numbers in each tensor rank inside the block, and afterwards the same ones again."""
+    return _seeded((int(torch.randint(1 << 40, ())) << 20) + tensor_rank)
+
+
 def loss_scalers(optimizer: Any) -> list[Any]:
     """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
     return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
@@ -484,7 +493,8 @@ def _norms_squared(model: Any) -> list[float]:
     norms: tuple[list[torch.Tensor], ...] = [], []
     for parameter in model.parameters():
         if parameter.requires_grad and not getattr(parameter, "shared", False):
-            is_copied = not getattr(parameter, "tensor_model_parallel", False)
+            is_own_expert = not getattr(parameter, "allreduce", True)
+            is_copied = not (is_own_expert or getattr(parameter, "tensor_model_parallel", False))
             norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad))
     return [float(torch.stack(part).double().square().sum()) if part else 0.0 for part in norms]
 

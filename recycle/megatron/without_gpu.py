@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from recycle.megatron_versions import complete_local_layers
+
 
 class _CudaMeansCpu(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -23,17 +25,19 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 class _NoStream:
-    def wait_stream(self, stream: object) -> None:
-        """Nothing runs on a stream."""
+    """Of this process, where nothing runs on a stream."""
+
+    wait_stream = record_event = synchronize = lambda self, *_: self
 
 
 @contextlib.contextmanager
 def without_gpu() -> Iterator[None]:
     """Every tensor that is asked for on a GPU is on the CPU inside this block."""
+    complete_local_layers()
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = lambda *_: None
-    cuda.Stream = cuda.current_stream = lambda *_, **__: _NoStream()
+    stream = _NoStream()
+    cuda.Stream = cuda.current_stream = lambda *_, **__: stream
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.get_rng_state, cuda.set_rng_state = lambda *_: torch.zeros(0), lambda *_: None
     with _CudaMeansCpu():

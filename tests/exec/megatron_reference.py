@@ -113,7 +113,15 @@ def leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def join(store: Any, rank: int, processes: int, ranks: int, chunks: int = 1, tensor_parallel: int = 1) -> None:
+def join(
+    store: Any,
+    rank: int,
+    processes: int,
+    ranks: int,
+    chunks: int = 1,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+) -> None:
     """Form the process groups of a Megatron job, in place of those before."""
     from megatron.core import parallel_state
 
@@ -124,6 +132,8 @@ def join(store: Any, rank: int, processes: int, ranks: int, chunks: int = 1, ten
         tensor_model_parallel_size=tensor_parallel,
         pipeline_model_parallel_size=ranks,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        expert_model_parallel_size=expert_parallel,
+        expert_tensor_parallel_size=tensor_parallel // expert_parallel,
     )
 
 

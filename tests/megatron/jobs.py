@@ -102,16 +102,20 @@ def _make_process(store: Any, rank: int) -> Callable[..., Any]:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
+    from recycle.megatron_versions import share_random_generator
+
     # Megatron's own recomputation stores the random state of the GPU too; here there is no GPU.
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
     random._set_cuda_rng_state = lambda *_, **__: None
     moe_utils.te_general_gemm = None  # the name is missing where Transformer Engine is
+    share_random_generator()  # Megatron's generators are on a GPU
 
     def answer(run: int, function: Callable[[Case], Any], case: Case) -> Any:
         try:
             with shims():
                 prefixed = torch.distributed.PrefixStore(f"run{run}", store)
-                join(prefixed, rank, case.processes, case.ranks, case.chunks, case.tensor_parallel)
+                experts = case.config.get("expert_model_parallel_size", 1)
+                join(prefixed, rank, case.processes, case.ranks, case.chunks, case.tensor_parallel, experts)
                 return function(case)
         except Exception:
             traceback.print_exc()

@@ -110,8 +110,22 @@ def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
     assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
 
-def test_tensor_ranks_split_their_own_parts(jobs: Jobs) -> None:
-    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2), 2 * 101)
+@pytest.mark.parametrize(
+    ("kind", "config", "count"),
+    [
+        pytest.param("gpt", {}, 101, marks=pytest.mark.soak),
+        ("gpt", {"sequence_parallel": True}, 101),
+        pytest.param("mixtral", {"sequence_parallel": True}, 171, marks=pytest.mark.soak),
+        (
+            "mixtral",
+            {"sequence_parallel": True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+            107,
+        ),
+    ],
+    ids=["tensors", "sequences", "parts of experts", "experts"],
+)
+def test_tensor_ranks_split_their_own_parts(jobs: Jobs, kind: str, config: dict[str, Any], count: int) -> None:
+    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2, model={"kind": kind}, config=config), 2 * count)
 
 
 def test_plain_torch_layers_are_split_along_the_graph(jobs: Jobs) -> None:

@@ -21,9 +21,12 @@ from recycle.exec.launch.launcher import RunResult, train
 from tests.warm import warm_children
 
 STEPS, BATCH = 6, 16
-JOB = Job.from_toml(
-    "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[model]\ntied = true\n"
-    "[planner]\nsteps = 1\n[train]\nsteps = 6\n"
+JOB, JOB_OF_TENSOR_RANKS = (
+    Job.from_toml(
+        f"[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\ntensor_parallel = {count}\n[model]\ntied = true\n"
+        "[planner]\nsteps = 1\n[train]\nsteps = 6\n"
+    )
+    for count in (1, 2)
 )
 ARGUMENTS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
@@ -37,6 +40,11 @@ ARGUMENTS = (
 
 
 SHARDED = "--use-distributed-optimizer --num-distributed-optimizer-instances 2"
+EXPERTS = (
+    " --tensor-model-parallel-size 2 --sequence-parallel --num-experts 4 --moe-router-topk 2"
+    " --expert-model-parallel-size 2 --expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall"
+    " --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2 --disable-bias-linear --ffn-hidden-size 128"
+)
 
 
 def installed_script() -> Path | None:
@@ -60,7 +68,7 @@ def script() -> Path:
 def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
     with warm_children():
         return train(
-            JOB,
+            JOB_OF_TENSOR_RANKS if "--tensor-model-parallel-size" in options else JOB,
             directory,
             faults=[parse_fault(fault) for fault in faults],
             planner=plan_for_training,
@@ -79,18 +87,21 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("optimizer", "form"),
+    ("settings", "form"),
     [
         ("", "torch_dist"),
         (SHARDED, "torch"),
-        *(pytest.param(*values, marks=pytest.mark.soak) for values in (("", "torch"), (SHARDED, "torch_dist"))),
+        *(
+            pytest.param(*values, marks=pytest.mark.soak)
+            for values in (("", "torch"), (SHARDED, "torch_dist"), (SHARDED + EXPERTS, "torch_dist"))
+        ),
     ],
 )
 def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
-    optimizer: str, form: str, script: Path, servers: dict[str, object], tmp_path: Path
+    settings: str, form: str, script: Path, servers: dict[str, object], tmp_path: Path
 ) -> None:
     server, saved = servers["gpt"], tmp_path / "saved"
-    options = *optimizer.split(), "--ckpt-format", form
+    options = *settings.split(), "--ckpt-format", form
     calm = pretrain(server, script, tmp_path / "calm", options=options)
     faults = "kill:0.0@1.backward", "kill:1.1@3.commit", "rejoin:0.0@3", "rejoin:1.1@5", "kill:0.1@5.stepped"
     result = pretrain(server, script, tmp_path / "run", *faults, options=(*options, "--save", str(saved)))
@@ -103,8 +114,8 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
     assert len(printed) == STEPS + STEPS // 2 + 2
     assert {"iteration        4/", "iteration        5/"} <= stand_in.keys()
     assert stand_in == pytest.approx({what: printed[what] for what in stand_in}, rel=1e-6)
-    parts = "iter_*/*/model_optim_rng.pt" if form == "torch" else "iter_*/__[01]_0.distcp"
-    assert len(list(saved.glob(parts))) == STEPS // 2 * 2
+    parts = "iter_*/*/model_optim_rng.pt" if form == "torch" else "iter_*/__*_0.distcp"
+    assert len(list(saved.glob(parts))) == STEPS // 2 * 2 * (2 if EXPERTS in settings else 1)
     (saved / "latest_checkpointed_iteration.txt").write_text("2")
     again = pretrain(server, script, tmp_path / "again", options=(*options, "--load", str(saved)))
     assert again.losses == calm.losses[2:]

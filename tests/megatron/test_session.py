@@ -37,6 +37,7 @@ pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS = 6
+EXPERTS = "--layers=mixtral", "--sequence-parallel", "--expert-parallel"
 Survive = Callable[..., RunResult]
 
 
@@ -174,14 +175,24 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
     assert result.digests == calm.digests
 
 
-def test_sessions_survive_over_communicators_like_nccls(survive: Survive, calm: RunResult) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "options"),
+    [
+        (1, ()),
+        pytest.param(2, EXPERTS, marks=pytest.mark.soak),
+    ],
+)
+def test_sessions_survive_over_communicators_like_nccls(
+    survive: Survive, calm: RunResult, tensor: int, options: tuple[str, ...]
+) -> None:
     # Evaluations, the script's collectives and copies have no lanes of the plan there.
-    simulated = over(Waiting, job())
+    options = (*options, "--dropout=0.1", "--evaluate=2")
+    whole = survive(job(tensor=tensor), *options) if tensor > 1 else calm
     faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
-    result = survive(simulated, *faults, "--dropout=0.1", "--evaluate=2")
-    assert result.losses == calm.losses
-    assert result.digests == calm.digests
-    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
+    result = survive(over(Waiting, job(tensor=tensor)), *faults, *options)
+    assert result.losses == whole.losses
+    assert result.digests == whole.digests
+    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(whole, "0.1", EVALUATION), rel=1e-6)
 
 
 @pytest.mark.soak
@@ -222,19 +233,25 @@ def test_other_shapes_survive_two_deaths(survive: Survive, pipelines: int, chunk
 
 
 @pytest.mark.parametrize(
-    ("ranks", "accumulation"),
+    ("ranks", "accumulation", "of_experts"),
     [
-        (1, "exact"),
-        *(pytest.param(*values, marks=pytest.mark.soak) for values in ((2, "exact"), (1, "fast"), (2, "fast"))),
+        (1, "exact", ()),
+        *(
+            pytest.param(*values, marks=pytest.mark.soak)
+            for values in ((2, "exact", ()), (1, "exact", EXPERTS), (2, "fast", ()))
+        ),
     ],
 )
-def test_parts_of_a_distributed_optimizer_have_two_holders(survive: Survive, ranks: int, accumulation: str) -> None:
+def test_parts_of_a_distributed_optimizer_have_two_holders(
+    survive: Survive, ranks: int, accumulation: str, of_experts: tuple[str, ...]
+) -> None:
     pytest.importorskip("einops")  # megatron-core needs it for two instances
-    described, last = job(4, accumulation=accumulation, ranks=ranks), ranks - 1
-    calm = survive(described, "--instances=2")
+    described, last = job(4, accumulation=accumulation, ranks=ranks, tensor=2 if of_experts else 1), ranks - 1
+    options = ("--instances=2", *of_experts)
+    calm = survive(described, *options)
     # The parts of 1 and 3 are alike: the last steps are made from what the joiner has copied.
     faults = f"kill:1.{last}@1.forward", "kill:2.0@2.stepped", f"rejoin:1.{last}@3", f"kill:3.{last}@4.reduce"
-    result = survive(described, *faults, "--instances=2")
+    result = survive(described, *faults, *options)
     assert live(result) == [4 * ranks - dead for dead in (0, 1, 1, 1, 2, 2)]
     if accumulation == "exact":
         assert result.losses == calm.losses
@@ -257,8 +274,10 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         (("--fp16", "--layers=mixtral", "--per-token"), 1, "exact"),
         (("--layers=llama", "--per-token"), 1, "fast"),
         (("--fp16",), 1, "exact"),
-        (("--layers=llama", "--dropout=0.1"), 2, "exact"),
-        (("--bf16", "--evaluate=2"), 2, "fast"),
+        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
+        (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
+        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
+        ((*EXPERTS, "--dispatcher=alltoall"), 2, "exact"),
     ],
 )
 def test_other_models_and_losses_survive_and_return(
@@ -406,8 +425,8 @@ def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_mixture_of_experts_with_tensor_ranks_is_refused_before_training(survive: Survive) -> None:
-    with pytest.raises(JobError, match="num_moe_experts is set: with tensor parallelism"):
+def test_a_mixture_of_experts_with_tensor_ranks_needs_sequence_parallelism(survive: Survive) -> None:
+    with pytest.raises(JobError, match="with tensor parallelism megatron-core needs sequence parallelism"):
         survive(job(tensor=2), "--layers=mixtral")
 
 

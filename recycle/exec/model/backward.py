@@ -4,7 +4,7 @@ Every tensor-parallel linear layer gets its own computation, whose backward retu
 output gradient) into a `WeightGradientStore`. W computes the weight gradients from it. Without recording, it computes
 them at once, which is B. Gradients go to the store's sink, never to `.grad`, so I + W and B yield the same bits.
 
-Refuses fused gradient accumulation, a gradient output buffer, and sequence parallelism over a foreign process group.
+Refuses fused gradient accumulation and a gradient output buffer.
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradients in I, by autograd.
 
 Source: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.distributed import ProcessGroup
 
 from recycle import megatron_versions as versions
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gather_sequences
 from recycle.job.shape import MicroBatch
 
@@ -74,7 +74,7 @@ class WeightGradientStore:
         bias: torch.Tensor | None,
         inputs: torch.Tensor,
         gradient: torch.Tensor,
-        sequences: TensorGroup | None = None,
+        sequences: ProcessGroup | None = None,
     ) -> None:
         """Compute the gradients of `weight` and `bias`, or defer them while recording.
 
@@ -132,7 +132,7 @@ class WeightGradientStore:
         bias: torch.Tensor | None,
         inputs: torch.Tensor,
         gradient: torch.Tensor,
-        sequences: TensorGroup | None,
+        sequences: ProcessGroup | None,
     ) -> None:
         if sequences is not None:
             inputs = gather_sequences(inputs, sequences)
@@ -157,7 +157,7 @@ class _SplitLinear(torch.autograd.Function):
         weights: tuple[torch.Tensor, torch.Tensor | None],
         store: WeightGradientStore,
         reduce_group: Any,
-        sequences: TensorGroup | None,
+        sequences: ProcessGroup | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
@@ -204,7 +204,6 @@ class _SplitForward:
     ) -> torch.Tensor:
         neutral = versions.linear_defaults()
         refused = {
-            "sequence_parallel in this group": sequence_parallel and not isinstance(tp_group, TensorGroup),
             "gradient_accumulation_fusion": gradient_accumulation_fusion,
             "defer_embedding_wgrad_compute": grad_output_buffer is not None,
             **{name: name not in neutral or value != neutral[name] for name, value in others.items()},
@@ -249,11 +248,8 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
         _refuse(
             name,
             {
-                "sequence_parallel in this group": layer.sequence_parallel
-                and not isinstance(layer.tp_group, TensorGroup),
                 "gradient_accumulation_fusion": layer.gradient_accumulation_fusion,
                 "defer_embedding_wgrad_compute": layer.config.defer_embedding_wgrad_compute,
-                "experts in a group of processes": layer.explicit_expert_comm,
             },
         )
     return layers

@@ -4,81 +4,162 @@ megatron-core's layers keep the group that they were built with. `TensorGroup` t
 and passes each all-reduce to the transport of the current generation. Every rank adds the tensors in the order of
 tensor ranks, or adds one of T parts and sends the sum to the others. The result is thus the same on all ranks and in
 every generation, which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends 2 (T - 1) / T times
-a large tensor, as in a ring.
+a large tensor, as in a ring. Reduce-scatter adds in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
+from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from recycle.errors import RunError
 from recycle.megatron_versions import describe_group
 
-TensorExchange = Callable[[Sequence[torch.Tensor]], Callable[[], list[torch.Tensor]]]
-"""Start to send a tensor to each tensor rank, all of one shape; the returned call waits for the tensors of all."""
+
+class TensorExchange(Protocol):
+    """Starts to send a tensor to each tensor rank; the returned call waits for the tensors of all, by rank.
+
+    Without `shapes` of what the ranks send, all tensors have one shape.
+    """
+
+    def __call__(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]: ...
+
+
 SMALL = 8192
 """Elements below which one step with more bytes is faster than two steps."""
+_COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+}
 
 
-class TensorGroup(dist.ProcessGroup):
-    """This process's end of the group. Supports only all-reduce, by sum or maximum.
+def combined(tensors: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+    """The sum, maximum or minimum of tensors, in their order. Raises RunError for another operation."""
+    combine = next((function for known, function in _COMBINE.items() if op == known), None)
+    if combine is None:
+        raise RunError(f"torch.distributed: a reduction by {name_of(op)} has no rule here; use SUM, MAX or MIN")
+    return reduce(combine, tensors)
+
+
+def name_of(op: Any) -> str:
+    return next((name for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") if op == getattr(ReduceOp, name)), str(op))
+
+
+class Pending(Work):
+    """A collective under way; `finish` waits for it, once."""
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._finish = finish
+
+    @torch.no_grad()
+    def wait(self, timeout: Any = None) -> bool:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._finish is None
+
+
+AnyGroup: Any = ProcessGroup  # its methods have overloads that torch.distributed does not use
+
+
+class TensorGroup(AnyGroup):  # type: ignore[misc]
+    """This process's end of the group: all-reduce, and the collectives of sequence and expert parallelism.
+
+    They are called as torch.distributed calls them. All raise TransportError if the generation ends first, and RunError
+    between generations.
 
     Attributes:
         exchange: of the current generation's transport; None between generations.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)
         self.exchange: TensorExchange | None = None
         describe_group(self, "tensor ranks", rank)
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
-        """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it.
-
-        Raises TransportError if the generation ends first, and RunError if called between generations.
-        """
-        (tensor,) = tensors
-        largest = options is not None and options.reduceOp == dist.ReduceOp.MAX
-        return _PendingAllReduce(self, tensor, torch.maximum if largest else torch.add)
-
-    def begin_exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        """Start to send `parts` to the tensor ranks; the returned call gives what they sent to this one, by rank.
-
-        Raises as `allreduce`.
-        """
+    def begin_exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
+        """See `TensorExchange`."""
         if self.exchange is None:
             raise RunError("the tensor ranks exchange tensors outside of a generation")
-        return self.exchange(parts)
+        return self.exchange(parts, shapes)
 
     def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, of one shape. Raises as `allreduce`."""
+        """The tensors of all ranks, of one shape."""
         return self.begin_exchange([tensor.contiguous()] * self.size())()
 
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> Pending:
+        """Start the all-reduce of tensors, in place; `wait` of the returned object completes it."""
+        op = ReduceOp.SUM if options is None else options.reduceOp
+        finishing = [self._begin_sum(tensor, op) for tensor in tensors]
 
-class _PendingAllReduce:
-    def __init__(
-        self, group: TensorGroup, tensor: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> None:
-        self._group, self._tensor, self._combine = group, tensor, combine
-        self._flat, size = tensor.detach().reshape(-1), group.size()
+        def finish() -> None:
+            for each in finishing:
+                each()
+
+        return Pending(finish)
+
+    def _begin_sum(self, tensor: torch.Tensor, op: Any) -> Callable[[], None]:
+        flat, size, is_average = tensor.detach().reshape(-1), self.size(), op == ReduceOp.AVG
         # Two ranks send as many bytes in one step as in two.
-        self._in_parts = size > 2 and len(self._flat) >= SMALL
-        parts = [self._flat] * size
-        if self._in_parts:
-            parts = list(torch.nn.functional.pad(self._flat, (0, -len(self._flat) % size)).chunk(size))
-        self._exchanged: Callable[[], list[torch.Tensor]] | None = group.begin_exchange(parts)
+        in_parts = size > 2 and len(flat) >= SMALL
+        parts = [flat] * size
+        if in_parts:
+            parts = list(torch.nn.functional.pad(flat, (0, -len(flat) % size)).chunk(size))
+        exchanged = self.begin_exchange(parts)
 
-    @torch.no_grad()
-    def wait(self, *_: Any) -> bool:
-        if self._exchanged is not None:
-            exchanged, self._exchanged = self._exchanged, None
-            result = reduce(self._combine, exchanged())
-            if self._in_parts:
-                result = torch.cat(self._group.begin_exchange([result] * self._group.size())())
-            self._tensor.copy_(result[: len(self._flat)].view_as(self._tensor))
-        return True
+        def finish() -> None:
+            result = combined(exchanged(), ReduceOp.SUM if is_average else op)
+            if in_parts:
+                result = torch.cat(self.gather_all(result))
+            tensor.copy_(result[: len(flat)].view_as(tensor))
+            if is_average:
+                tensor.div_(size)
+
+        return finish
+
+    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
+        (entries,), (tensor,) = outputs, tensors
+        return self._fill(entries, [tensor.detach().contiguous()] * self.size())
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
+        return self.allgather([output.view(self.size(), *tensor.shape).unbind()], [tensor])
+
+    def reduce_scatter(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
+        (output,), (parts,) = outputs, tensors
+        op = ReduceOp.SUM if options is None else options.reduceOp
+        exchanged = self.begin_exchange([part.detach().contiguous() for part in parts], [output.shape] * self.size())
+        return Pending(lambda: output.copy_(combined(exchanged(), op)))
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
+        return self.reduce_scatter([output], [tensor.view(self.size(), *output.shape).unbind()], options)
+
+    def all_to_all_single(
+        self, output: Any, tensor: Any, rows: Sequence[int], sent_rows: Sequence[int], options: Any = None
+    ) -> Pending:
+        """Without `rows` and `sent_rows` by rank, each rank gets as many."""
+        outputs = output.split(list(rows) or len(output) // self.size())
+        return self._fill(outputs, tensor.detach().contiguous().split(list(sent_rows) or len(tensor) // self.size()))
+
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+
+    def _fill(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Pending:
+        exchanged = self.begin_exchange(parts, [output.shape for output in outputs])
+
+        def finish() -> None:
+            for output, received in zip(outputs, exchanged(), strict=True):
+                output.copy_(received)
+
+        return Pending(finish)

@@ -1,9 +1,7 @@
 """Resources that the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
 
 Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
-holds a T-th of each sequence. The gather and the reduce-scatter add in the order of tensor ranks, like `TensorGroup`.
-For it they replace megatron-core's collectives, which allocate on the current GPU. Only for recycle's own models. A
-mixture of experts gathers the sequences, because its router needs all tokens.
+holds a T-th of each sequence. A mixture of experts gathers the sequences, because its router needs all tokens.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
 of a micro-batch and route them alike, so no token is sent. Outputs and gradients are summed over the ranks.
@@ -12,7 +10,6 @@ of a micro-batch and route them alike, so no token is sent. Outputs and gradient
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import torch
@@ -28,6 +25,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
 
 from recycle import megatron_versions
 from recycle.errors import RunError
@@ -116,25 +114,23 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     return set(part.parameters()) - positions - whole
 
 
-def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+def gather_sequences(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
-    return torch.cat(group.begin_exchange([tensor.detach().contiguous()] * group.size())())
+    whole = tensor.new_empty(len(tensor) * group.size(), *tensor.shape[1:])
+    all_gather_into_tensor(whole, tensor.detach().contiguous(), group)
+    return whole
 
 
-def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[], torch.Tensor]:
+def begin_reduce_scatter(tensor: torch.Tensor, group: ProcessGroup) -> Callable[[], torch.Tensor]:
     """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
-    pending = group.begin_exchange(tensor.detach().contiguous().chunk(group.size()))
-    return lambda: reduce(torch.add, pending())
+    part = tensor.new_empty(len(tensor) // group.size(), *tensor.shape[1:])
+    pending = reduce_scatter_tensor(part, tensor.detach().contiguous(), group=group, async_op=True)
 
+    def finish() -> torch.Tensor:
+        pending.wait()
+        return part
 
-def install_collectives() -> None:
-    """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
-    megatron_versions.share_random_generator()
-    megatron_versions.replace_sequence_collectives(
-        lambda group: isinstance(group, TensorGroup),
-        gather_sequences,
-        lambda tensor, group: begin_reduce_scatter(tensor, group)(),
-    )
+    return finish
 
 
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
@@ -150,7 +146,7 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-    install_collectives()
+    megatron_versions.share_random_generator()
     megatron_versions.complete_local_layers()
     if tensor_group is not None:
         megatron_versions.set_tensor_group(tensor_group)

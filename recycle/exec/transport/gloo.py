@@ -36,7 +36,13 @@ from recycle.exec.transport.connections import (
     shut_sockets,
 )
 from recycle.exec.transport.formation import FormingStore
-from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, abandon_wait
+from recycle.exec.transport.groups import (
+    STATE_TAG,
+    GroupsOfGeneration,
+    GroupTransport,
+    abandon_wait,
+    received_parts,
+)
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
@@ -233,13 +239,19 @@ class GlooTransport(GroupTransport):
             self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._await_work
         )
 
-    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
         own = self._tensor_rank
-        received = [parts[own] if rank == own else torch.empty_like(parts[rank]) for rank in self._tensor_ranks]
-        works = [self._try(partial(self._tensor.recv, [received[rank]], rank, tag)) for rank in others]
-        works += [self._try(partial(self._tensor.send, [parts[rank]], rank, tag)) for rank in others]
+        received = received_parts(parts, shapes)
+        received[own] = parts[own]
+
+        def start(call: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+            return [self._try(partial(call, [tensors[rank]], rank, tag)) for rank in others if tensors[rank].numel()]
+
+        works = [*start(self._tensor.recv, received), *start(self._tensor.send, parts)]
 
         def all_done() -> None:
             for work in works:

@@ -248,8 +248,12 @@ class GroupTransport(ABC):
 
         self._run_and_settle(partial(self._finish, works), group)
 
-    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one shape.
+    def exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one type.
+
+        The ranks send tensors of these shapes to this one; without `shapes` all tensors have one shape.
 
         All tensor ranks exchange in the same order. The returned call waits until `parts` may be written again, and
         returns what all ranks sent to this one, by rank.
@@ -335,3 +339,8 @@ class GroupTransport(ABC):
 def abandon_wait(running: Future[Any], group: Any) -> None:
     """Keep `group` until a wait on it ends."""
     _ABANDONED_WAITS.append((running, group))
+
+
+def received_parts(parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None) -> list[torch.Tensor]:
+    """Tensors for what each tensor rank sends in an exchange."""
+    return [part.new_empty(shapes[rank] if shapes is not None else part.shape) for rank, part in enumerate(parts)]

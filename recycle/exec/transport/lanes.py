@@ -33,7 +33,7 @@ from recycle.exec.device import DeviceState
 from recycle.exec.transport.base import Lane, TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
 from recycle.exec.transport.formation import AT_ONCE, LANE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
-from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, received_parts
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.sharded_sums import RootedSums, with_owners
 from recycle.exec.transport.staged import StagedTransport
@@ -423,10 +423,12 @@ class LaneTransport(GroupTransport):
 
         return finish
 
-    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
         first, is_one = parts[0], all(part is parts[0] for part in parts)
         parts = [part.to(self._device) for part in parts]
-        received = [torch.empty_like(part) for part in parts]
+        received = received_parts(parts, shapes)
         if is_one:
             work = self._try(lambda: self._tensor.allgather([received], [parts[0]]))
         else:

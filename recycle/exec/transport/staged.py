@@ -76,8 +76,10 @@ class StagedTransport(GlooTransport):
             for buffer, copy in self._copies.pop(stage):
                 buffer.copy_(copy)
 
-    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        pending = super().exchange([_host_copy(part) for part in parts])
+    def exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
+        pending = super().exchange([_host_copy(part) for part in parts], shapes)
         return lambda: [part.to(self._device) for part in pending()]
 
     def close(self) -> None:

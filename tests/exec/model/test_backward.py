@@ -110,7 +110,6 @@ def test_graph_below_saved_inputs_is_freed_between_i_and_w() -> None:
 
 
 REFUSED = [
-    (lambda layer: setattr(layer, "sequence_parallel", True), "sequence_parallel"),
     (lambda layer: setattr(layer, "gradient_accumulation_fusion", True), "gradient_accumulation_fusion"),
     (lambda layer: setattr(layer.config, "defer_embedding_wgrad_compute", True), "defer_embedding_wgrad_compute"),
 ]

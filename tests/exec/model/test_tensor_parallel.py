@@ -143,7 +143,9 @@ class Exchanges:
         self._sent: list[Sequence[torch.Tensor]] = [()] * size
         self._all_came = threading.Barrier(size, timeout=60)
 
-    def begin(self, rank: int, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def begin(
+        self, rank: int, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[torch.Tensor]]:
         assert all(part.is_contiguous() for part in parts)
         self.moved[rank] += sum(part.numel() for other, part in enumerate(parts) if other != rank)
         self._sent[rank] = parts
@@ -178,6 +180,7 @@ def addends(size: int, *shape: int) -> list[torch.Tensor]:
     [
         *((size, rows, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 8) for rows in (10, 1237)),
         (3, 1237, dist.ReduceOp.MAX, torch.maximum),
+        (2, 10, dist.ReduceOp.AVG, lambda first, second: (first + second) / 2),
     ],
 )
 def test_all_reduce_combines_in_the_order_of_ranks(
@@ -211,18 +214,33 @@ def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None
     assert exchanges.moved == [2 * (size - 1) * 2 * 15] * size
 
 
+def test_each_rank_gets_the_rows_that_are_for_it() -> None:
+    rows = [[1, 2, 0], [0, 3, 1], [2, 0, 0]]  # of a rank, for each rank
+    given = [torch.randn(sum(of_rank), 4) for of_rank in rows]
+
+    def exchange(rank: int, group: TensorGroup) -> torch.Tensor:
+        received = [of_rank[rank] for of_rank in rows]
+        output = torch.empty(sum(received), 4)
+        dist.all_to_all_single(output, given[rank], received, rows[rank], group)
+        return output
+
+    parts = [tensor.split(of_rank) for tensor, of_rank in zip(given, rows, strict=True)]
+    for rank, output in enumerate(Exchanges(3).run(exchange)):
+        assert torch.equal(output, torch.cat([part[rank] for part in parts]))
+
+
 def test_torch_raises_the_error_of_an_exchange() -> None:
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
-    def start(_: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def start(*_: object) -> Callable[[], list[torch.Tensor]]:
         raise TransportError("a peer is gone")
 
     def wait() -> list[torch.Tensor]:
         raise TransportError("the generation is over")
 
     group = TensorGroup(1, 2)
-    for exchange, message in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+    for exchange, message in ((start, "a peer is gone"), (lambda *_: wait, "the generation is over")):
         group.exchange = exchange
         with pytest.raises(TransportError, match=message):
             dist.all_reduce(torch.ones(1), group=group)
