@@ -78,9 +78,9 @@ def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: 
 
 
 def logged(result: RunResult, worker: str) -> dict[str, float]:
-    """Losses that the script prints, by iteration or validation."""
+    """Losses that the script prints, by iteration or validation; with tensor ranks the last one prints them."""
     assert result.directory is not None
-    text = (result.directory / "logs" / f"{worker}.log").read_text()
+    text = "".join(path.read_text() for path in (result.directory / "logs").glob(f"{worker}*.log"))
     pattern = r"(iteration +\d+/|validation loss at .*?\|).*? lm loss(?: value)?: (\S+) "
     return {what: float(loss) for what, loss in re.findall(pattern, text)}
 
