@@ -70,7 +70,7 @@ def test_fault_is_detected_in_its_phases_and_changes_no_bit(name: str, struck: l
 
 
 def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
-    run = launch(over(Simulated, small(), transport_timeout=1.5), SHORT, "cut=1.0:1.1@3")
+    run = launch(over(Simulated, small(), transport_timeout=3.0), SHORT, "cut=1.0:1.1@3")
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 

@@ -86,7 +86,7 @@ def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
     """In a worker the tensor group exists before the data are loaded, and torch must know it when a peer dies."""
     group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
 
-    def fail(_: torch.Tensor) -> Any:
+    def fail(*_: Any) -> Any:
         raise TransportError("a peer is gone")
 
     group.exchange = fail
