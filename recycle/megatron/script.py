@@ -149,7 +149,9 @@ class Script:
                 " config.sequence_parallel"
             )
         if "global_aux_loss" in config.moe_router_load_balancing_type:
-            raise RunError("config.moe_router_load_balancing_type: global_aux_loss sums over workers inside a forward")
+            raise RunError(
+                "config.moe_router_load_balancing_type: global_aux_loss sums over workers in a forward; use aux_loss"
+            )
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:

@@ -176,7 +176,7 @@ class _Cluster:
     trace: FailureTrace
     now: float = 0.0
     state: State = field(init=False)
-    even: State = field(init=False)  # the same without slow nodes
+    at_full_speed: State = field(init=False)  # the same without slow nodes
     slow: dict[int, float] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     work: _Work = _Work()
@@ -225,14 +225,14 @@ class _Cluster:
                 self.slow.pop(node, None)
                 if factor > 1 and node in self.state.live:
                     self.slow[node] = factor
-                self._adopt(self.even)
+                self._adopt(self.at_full_speed)
             if progress and number % 64 == 0:
                 progress(time / until)
         self._collect_usable(usable, until)
         self._advance_to(until)
 
     def _adopt(self, state: State) -> None:
-        self.state = self.even = state
+        self.state = self.at_full_speed = state
         if self.slow and isinstance(state, ActiveConfiguration):
             pace = getattr(self.system, "pace", lambda state, slow: max(slow.values()))
             self.state = replace(state, period=state.period * pace(state, self.slow))
@@ -344,7 +344,7 @@ class _Cluster:
                 self.written.popleft()
 
     def _apply_change(self, failed: Nodes, joined: Nodes, cause: NodeChange | None = None) -> None:
-        change = self.system.change(self.even, failed, joined)
+        change = self.system.change(self.at_full_speed, failed, joined)
         self._finish_checkpoint()
         if cause and cause.is_announced(failed):
             if change.loss is Loss.CHECKPOINT:
@@ -375,7 +375,7 @@ class _Cluster:
         self._record_transition(change.event, failed, joined, sum(self.pause.values(), 0.0))
 
     def _undo_corruption(self, change: Change) -> Change:
-        state = self.even
+        state = self.at_full_speed
         if isinstance(state, Stopped):
             return change
         unnoticed = getattr(self.system, "unnoticed", lambda state: 0.0)(state)

@@ -447,7 +447,7 @@ _KNOWN: dict[object, tuple[object, Any]] = {}
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A pure function of immutable objects, which are told apart by identity and kept."""
+    """A pure function of immutable objects, cached by their identity."""
 
     def known(*arguments: Any) -> Any:
         key = function, *(argument if isinstance(argument, str) else id(argument) for argument in arguments)

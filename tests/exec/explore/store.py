@@ -19,7 +19,7 @@ HOST = -1
 
 
 class Store:
-    """The keys of a run. `written` takes name and value of each key that changes (None: deleted), and who has asked.
+    """The keys of a run. `written` takes name and value of each changed key (None: deleted), and the process that asked.
 
     Attributes:
         stalls_until: requests wait that long.
