@@ -19,7 +19,7 @@ HOST = -1
 
 
 class Store:
-    """The keys of a run. `written` takes name and value of each changed key (None: deleted), and the process that asked.
+    """The keys of a run. `written` takes name and value of each changed key (None: deleted), and the asking process.
 
     Attributes:
         stalls_until: requests wait that long.
