@@ -68,8 +68,13 @@ def drawn(page: Any, *names: str) -> None:
 
 
 HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
-PRESS = """step => document.querySelector('#time0-curves .js-plotly-plot').emit(
-  'plotly_click', {points: [{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}]})"""
+PRESS = """step => {
+  const plot = document.querySelector('#time0-curves .js-plotly-plot');
+  if (!plot?._ev?.listenerCount('plotly_click')) return false;
+  plot.emit('plotly_click', {points: [{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}]});
+  return true;
+}"""
+"""Presses a step on the curves once they listen."""
 
 
 def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
@@ -79,8 +84,7 @@ def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
     page = journey(served(make_run(tmp_path / "run", live=True)))
     page.wait_for_function(HEADING, arg=8)
     page.click(".tab:has-text('Time of')")
-    page.wait_for_selector("#time0-curves .js-plotly-plot")
-    page.evaluate(PRESS, 2)
+    page.wait_for_function(PRESS, arg=2)
     for again in (page.reload, page.title):
         page.wait_for_function(HEADING, arg=2)
         page.wait_for_timeout(1500)
@@ -364,11 +368,8 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
     page.mouse.up()
     page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
-    page.evaluate(
-        "() => { const plot = document.querySelector('#time0-curves .js-plotly-plot');"
-        " plot.emit('plotly_click', { points: [{ curveNumber: 0, pointNumber: 4, customdata: 4 }] }); }"
-    )
-    page.wait_for_function("() => document.querySelector('.lanes-head h3')?.textContent.startsWith('Planned, step 4')")
+    page.wait_for_function(PRESS, arg=4)
+    page.wait_for_function(HEADING, arg=4)
 
 
 def test_the_playground_draws_dropped_files_or_explains(
