@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--per-token", action="store_true", help="mean loss of all tokens, of which some do not count")
     parser.add_argument("--layers", choices=("gpt", "llama", "mixtral"), default="gpt")
     parser.add_argument("--instances", type=int, default=0, help="of the distributed optimizer; 0: not distributed")
+    parser.add_argument("--overlap", action="store_true", help="what DDP exchanges overlaps with computation")
     parser.add_argument("--tied", action="store_true", help="embedding and output layer share a weight")
     parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")

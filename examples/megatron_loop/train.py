@@ -162,6 +162,8 @@ def build_model(given: argparse.Namespace) -> list[Any]:
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=instances > 0,
             num_distributed_optimizer_instances=instances or 1,
+            overlap_grad_reduce=getattr(given, "overlap", False),
+            overlap_param_gather=getattr(given, "overlap", False) and instances > 0,
         )
         chunks.append(DistributedDataParallel(config, ddp, module))
     return chunks

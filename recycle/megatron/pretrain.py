@@ -70,6 +70,7 @@ _REFUSED = (
 """Arguments of Megatron-LM that must not be set."""
 _GLOO = "enable_gloo_process_groups", "use_gloo_process_groups"
 """Argument of Megatron-LM up to 0.18, and from 0.19 on."""
+_OVERLAPS = "overlap_grad_reduce", "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
 _START = "_initialize_distributed"
 _REPLACED = ("train", "train_step", "training_log", "load_checkpoint", "save_checkpoint")
 
@@ -263,7 +264,12 @@ class _Pretraining:
         from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
         args = self._training.get_args()
-        require_fit(self._script.name, args, self._session.job)
+        require_fit(self._script.name, args, job := self._session.job)
+        if args.use_distributed_optimizer or job.train.accumulation == "exact":
+            for name in _OVERLAPS:
+                if getattr(args, name, False):
+                    setattr(args, name, False)
+                    print(f"--{name.replace('_', '-')}: switched off; a session exchanges after the last backward")
         get_rerun_state_machine().set_mode(RerunMode.DISABLED)
         parallel_state.initialize_model_parallel(
             args.tensor_model_parallel_size,

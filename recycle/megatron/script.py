@@ -98,6 +98,7 @@ class Script:
         ddp = models[0].ddp_config
         self.is_sharded = ddp.use_distributed_optimizer
         self.shards = shape.pipelines // ddp.num_distributed_optimizer_instances if self.is_sharded else 1
+        self._switch_off_overlap()
         require_fit(models, indices, shape.stages, self.config, shape.ranks == 1 < shape.stages)
         self.stages = {
             index: ScriptStage(self, model, index, number if len(models) > 1 else None)
@@ -157,25 +158,26 @@ class Script:
             if ddp is None:
                 raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
             if ddp.use_distributed_optimizer:
-                self._require_copies(ddp)
-            if ddp.overlap_grad_reduce and self.job.train.accumulation == "exact":
-                raise RunError(
-                    "DistributedDataParallelConfig.overlap_grad_reduce: exact sums are complete after the last"
-                    ' backward; switch it off, or set [train] accumulation = "fast"'
-                )
+                if ddp.num_distributed_optimizer_instances == 1:
+                    raise RunError(
+                        "DistributedDataParallelConfig.num_distributed_optimizer_instances = 1: each part of the"
+                        " optimizer's state has one holder, and a death would lose it; set it to 2 or more, there and"
+                        " in initialize_model_parallel"
+                    )
 
-    def _require_copies(self, ddp: Any) -> None:
-        name = "DistributedDataParallelConfig"
-        if ddp.num_distributed_optimizer_instances == 1:
-            raise RunError(
-                f"{name}.num_distributed_optimizer_instances = 1: each part of the optimizer's state has one holder,"
-                " and a death would lose it; set it to 2 or more, there and in initialize_model_parallel"
-            )
-        for field in ("overlap_param_gather", "overlap_grad_reduce"):
-            if getattr(ddp, field):
-                raise RunError(
-                    f"{name}.{field}: a session does not support it with the distributed optimizer; switch it off"
-                )
+    def _switch_off_overlap(self) -> None:
+        """Exact sums, and parts of a distributed optimizer, are exchanged when the last backward has ended."""
+        ddp, config = self.models[0].ddp_config, self.config
+        switched = [name for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(ddp, name)]
+        if not switched or not (self.is_sharded or self.job.train.accumulation == "exact"):
+            return
+        print(f"{', '.join(switched)}: switched off; a session exchanges after the last backward", flush=True)
+        for model in self.models:
+            if model.use_forward_hook:
+                model.disable_forward_pre_hook(param_sync=False)
+        for model in self.models:
+            model.ddp_config.overlap_grad_reduce = model.ddp_config.overlap_param_gather = False
+        config.grad_sync_func = config.param_sync_func = None
 
     # An iteration.
 

@@ -39,7 +39,10 @@ ARGUMENTS = (
 ).split()
 
 
-SHARDED = "--use-distributed-optimizer --num-distributed-optimizer-instances 2"
+SHARDED = (
+    "--use-distributed-optimizer --num-distributed-optimizer-instances 2"
+    " --overlap-grad-reduce --overlap-param-gather"  # which a session switches off
+)
 EXPERTS = (
     " --tensor-model-parallel-size 2 --sequence-parallel --num-experts 4 --moe-router-topk 2"
     " --expert-model-parallel-size 2 --expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall"
