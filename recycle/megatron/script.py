@@ -157,13 +157,12 @@ class Script:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:
                 raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
-            if ddp.use_distributed_optimizer:
-                if ddp.num_distributed_optimizer_instances == 1:
-                    raise RunError(
-                        "DistributedDataParallelConfig.num_distributed_optimizer_instances = 1: each part of the"
-                        " optimizer's state has one holder, and a death would lose it; set it to 2 or more, there and"
-                        " in initialize_model_parallel"
-                    )
+            if ddp.use_distributed_optimizer and ddp.num_distributed_optimizer_instances == 1:
+                raise RunError(
+                    "DistributedDataParallelConfig.num_distributed_optimizer_instances = 1: each part of the"
+                    " optimizer's state has one holder, and a death would lose it; set it to 2 or more, there and"
+                    " in initialize_model_parallel"
+                )
 
     def _switch_off_overlap(self) -> None:
         """Exact sums, and parts of a distributed optimizer, are exchanged when the last backward has ended."""
