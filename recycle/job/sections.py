@@ -435,7 +435,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         warm_up (seconds): time that the first operation of each kind may take.
         form_timeout (seconds): time in which the groups of a generation must form.
         transport_timeout (seconds): time after which a wait of the transport fails.
-        start_deadline (seconds): time in which all workers must have started.
+        start_deadline (seconds): time in which all workers must have started; a script of yours, imports, datasets and
+            checkpoint included.
         rejoin_deadline (seconds): time that a run waits for a worker that comes back, or for missing agents.
         grace (seconds): time in which a run or an agent ends after a signal, with a checkpoint; set it to what the
             scheduler waits before it kills.
@@ -462,7 +463,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     warm_up: DeadlineSeconds = 60.0
     form_timeout: DeadlineSeconds = 20.0
     transport_timeout: DeadlineSeconds = 300.0
-    start_deadline: DeadlineSeconds = 180.0
+    start_deadline: DeadlineSeconds = 600.0
     rejoin_deadline: DeadlineSeconds = 120.0
     grace: DeadlineSeconds = 120.0
     drift: Annotated[float, Meta(ge=0)] = 0.15

@@ -43,6 +43,7 @@ class FailureDetector:
     def __init__(self, job: PricedJob) -> None:
         self._limits, self._ranks, self._processes = job.membership, job.shape.ranks, job.grid.tensor_parallel
         self._profiled = profiled_seconds(job)
+        self._warm_up = max(self._limits.warm_up, self._limits.dead_after)
         members = members_of(job.shape.workers(), self._processes)
         count = len(members)
         self._places = {member: place for place, member in enumerate(members)}
@@ -53,7 +54,7 @@ class FailureDetector:
         # Times of the last heartbeat, of the last progress or wait, and of the last progress.
         self._changed, self._progressed, self._advanced = self._since
         self._patience = np.zeros(count)
-        self._is_watched = np.zeros(count, bool)
+        self._is_watched, self._is_heard = np.zeros(count, bool), np.zeros(count, bool)
         self._judged_at = 0.0
         self._cached_places: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
@@ -82,11 +83,11 @@ class FailureDetector:
         Args:
             now: monotonic seconds.
             done: finished processes, which may be silent.
-            is_starting: the workers start up; silence is allowed up to `warm_up`.
+            is_starting: the workers start up; silence is allowed up to `warm_up`, before a process's second heartbeat up
+                to `start_deadline`, because programs import and load before they send any.
         """
         if not self.are_due:
             return {}
-        dead_after = max(self._limits.warm_up, self._limits.dead_after) if is_starting else self._limits.dead_after
         late = max(0.0, now - self._judged_at - self._limits.heartbeat)
         self._judged_at = now
         self._since += late
@@ -96,14 +97,17 @@ class FailureDetector:
         self._watch(watched[~self._is_watched[watched]], now)
         self._take(watched, now)
         silence = now - self._changed[watched]
-        allowed = self._common_silence(silence)
+        allowed, dead_after = self._common_silence(silence), np.full(len(watched), self._limits.dead_after)
+        if is_starting:
+            dead_after = np.where(self._is_heard[watched], self._warm_up, self._patience[watched])
         is_dead = silence > dead_after + allowed
         is_lost = is_dead | (now - self._progressed[watched] > self._patience[watched] + allowed)
         lost: dict[Worker, str] = {}
-        for place, is_silent in sorted(zip(watched[is_lost].tolist(), is_dead[is_lost].tolist(), strict=True)):
+        for at in is_lost.nonzero()[0]:
+            place = int(watched[at])
             worker, rank = divmod(place, self._processes)
-            cause = f"no heartbeat for {dead_after:g} s"
-            if not is_silent:
+            cause = f"no heartbeat for {dead_after[at]:g} s"
+            if not is_dead[at]:
                 cause = f"no progress for {self._patience[place]:g} s in {self._last['doing'][place]}"
             cause = f"tensor rank {rank}: {cause}" if rank else cause
             lost.setdefault(Worker(*divmod(worker, self._ranks)), cause)
@@ -111,9 +115,9 @@ class FailureDetector:
 
     def _watch(self, fresh: Integers, now: float) -> None:
         self._since[:, fresh] = now
-        self._patience[fresh] = max(self._limits.warm_up, self._limits.dead_after)
+        self._patience[fresh] = max(self._limits.start_deadline, self._warm_up)
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
-        self._is_watched[fresh] = True
+        self._is_watched[fresh], self._is_heard[fresh] = True, False
 
     def _take(self, places: Integers, now: float) -> None:
         beats = self.beats
@@ -125,7 +129,7 @@ class FailureDetector:
         advanced = is_later & (beats["progress"] != before["progress"])
         self._advanced[places[advanced]] = now
         self._progressed[places[advanced | (is_later & beats["waiting"])]] = now
-        self._changed[places[is_later]] = now
+        self._changed[places[is_later]], self._is_heard[places[is_later]] = now, True
         self._patience[places[is_later]] = self.patience(beats["longest"][is_later])
         self._last[places] = beats
 

@@ -248,7 +248,8 @@ class Leader(Generations):
                 return
             late, waits_for = f"workers {' '.join(map(str, slow))}", f"{len(live)} workers"
         if self.now > self.start_deadline:
-            raise RunError(f"{late} were not ready within {self.limits.start_deadline:g} s; see {self.run.logs}")
+            limit = f"{self.limits.start_deadline:g} s ([membership] start_deadline)"
+            raise RunError(f"{late} were not ready within {limit}; see {self.run.logs}")
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             self.put(Waiting(f"{waits_for} to start"))

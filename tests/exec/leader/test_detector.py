@@ -70,8 +70,8 @@ def test_heartbeat_of_a_process_does_not_count_for_its_successor(config: PricedJ
     judge = Detector(config, is_starting=True)
     judge.until_lost("6 working 1F 0.1", 1.0)
     judge.detector.forget([A])
-    took, why = judge.until_lost(None, 50.0)
-    assert (took, why) == (50.0, "")
+    took, why = judge.until_lost(None, 500.0)  # until `start_deadline`
+    assert (took, why) == (500.0, "")
     judge.until_lost("1 working 0F 0.1", 1.0)
     took, why = judge.until_lost("1 working 0F 0.1", 100.0)
     assert took == pytest.approx(3.25, abs=0.26)
