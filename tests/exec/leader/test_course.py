@@ -53,7 +53,7 @@ def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, i
 
 def test_run_fails_when_nodes_or_workers_are_late() -> None:
     driver = begun(is_connected=False)
-    with pytest.raises(RunError, match="agents of nodes 0 were not ready within 8 s .*; see the logs"):
+    with pytest.raises(RunError, match=r"agents of nodes 0 were not ready within 8 s .*; see the logs"):
         driver.count_time(START_DEADLINE + 1)
     driver = begun()
     driver.starts_up = False
