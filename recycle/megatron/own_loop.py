@@ -19,6 +19,7 @@ script can run. Heartbeats go on meanwhile; how long the script takes between tw
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import sys
@@ -33,7 +34,7 @@ from typing import Any, Self
 import torch
 from megatron.core import parallel_state
 
-from recycle.errors import RecycleError, RunError, ScheduleError
+from recycle.errors import RecycleError, RunError, ScheduleError, first_line
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
@@ -90,7 +91,8 @@ class Session:
         if SESSION not in os.environ:
             raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
         self._is_in_script, self._own_schedule = True, schedule
-        self._beats = itertools.count()
+        self._beats, self._failure = itertools.count(), ""
+        atexit.register(self._end_failed)
         self._process = Participant(os.environ[SESSION], self._device_state)
         self.job, self.worker = self._process.job, self._process.worker
         shape = self.job.shape
@@ -159,6 +161,8 @@ class Session:
     ) -> None:
         if isinstance(error, RecycleError) and self._script is None:
             self._process.end(str(error), REFUSED)
+        if error is not None and not isinstance(error, SystemExit):
+            self._failure = f"{type(error).__name__}: {first_line(error)}"
         if error is not None or self._script is None:
             return
         if not self.is_finished():
@@ -167,6 +171,14 @@ class Session:
             )
         self._advance((self.job.train.steps, _REDUCED))
         self._process.finish(self._stages)
+
+    def _end_failed(self) -> None:
+        """End the process before Python deletes its objects, if the script has failed: heartbeats would stop first."""
+        atexit.unregister(self._end_failed)
+        if self._failure:
+            atexit._run_exitfuncs()  # noqa: SLF001  (the others)
+            sys.stdout.flush()
+            self._process.end(self._failure, 1)
 
     # What the script calls.
 

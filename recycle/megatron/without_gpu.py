@@ -39,6 +39,7 @@ def without_gpu() -> Iterator[None]:
     stream = _NoStream()
     cuda.Stream = cuda.current_stream = lambda *_, **__: stream
     cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.get_rng_state, cuda.set_rng_state = lambda *_: torch.zeros(0), lambda *_: None
+    for module in (cuda, cuda.random):
+        module.get_rng_state, module.set_rng_state = lambda *_, **__: torch.zeros(0), lambda *_, **__: None
     with _CudaMeansCpu():
         yield

@@ -83,8 +83,8 @@ class FailureDetector:
         Args:
             now: monotonic seconds.
             done: finished processes, which may be silent.
-            is_starting: the workers start up. Silence is allowed up to `warm_up`; before a process's second heartbeat up
-                to `start_deadline`, because programs import and load.
+            is_starting: the workers start up. Silence is allowed up to `warm_up`, and before a process's second
+                heartbeat up to `start_deadline`, because programs import and load.
         """
         if not self.are_due:
             return {}

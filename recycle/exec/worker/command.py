@@ -6,12 +6,16 @@ other command replaces the process.
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import shutil
 import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -41,8 +45,7 @@ def run_command(text: str) -> None:
     os.environ.pop("PYTHONWARNINGS", None)  # of the fork server
     python, *arguments = run.command
     if is_this_python(python) and arguments and (arguments[0] == "-m" or not arguments[0].startswith("-")):
-        run_in_this_process(arguments)
-        return
+        run_to_the_end(arguments)
     try:
         os.execvp(python, run.command)
     except OSError as error:
@@ -50,8 +53,26 @@ def run_command(text: str) -> None:
 
 
 def is_this_python(command: str) -> bool:
-    found = shutil.which(command)
-    return found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+    """Whether a command is this interpreter in this environment; `python` and `python3` are the same."""
+    found, own = Path(shutil.which(command) or ""), Path(sys.executable)
+    return found.absolute().parent == own.absolute().parent and found.resolve() == own.resolve()
+
+
+def run_to_the_end(arguments: Sequence[str]) -> NoReturn:
+    """Run a script, then end as Python does: wait for its threads, and call what it has registered with `atexit`."""
+    code = 0
+    try:
+        run_in_this_process(arguments)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if code and not isinstance(ending.code, int):
+            print(ending.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    sys.exit(code)
 
 
 def run_in_this_process(arguments: Sequence[str]) -> None:
