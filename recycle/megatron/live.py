@@ -107,7 +107,7 @@ class LiveWorld:
         self.calling: Peers | None = None
         self.recover: Callable[[TransportError], None] | None = None
         self._firsts: dict[Worker, int] = {}
-        self._step = 0
+        self._step, self._is_stepping = 0, False
         keys = (*product((None, worker.rank), (False, True)), (_OWN_WORKER, True))
         self._counts: dict[_Key, int] = dict.fromkeys(keys, 0)
         self._last: dict[_Key, list[torch.Tensor]] = {}
@@ -117,6 +117,27 @@ class LiveWorld:
         self._step = step
         for key, count in self._counts.items():
             self._counts[key] = max(count, step * _CALLS)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Refuse collectives with other workers inside the block, where a failure would leave half a step."""
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+
+    def reachable(self, scope: Scope) -> Peers:
+        """The processes that a collective runs over now. Raises TransportError between generations."""
+        if self._is_stepping and scope is not Scope.TENSOR:
+            raise RunError(
+                f"the optimizer's step makes a collective over {scope.value}, which a failure could interrupt; use"
+                " an optimizer that steps each process's parameters by itself"
+            )
+        peers = self.calling or self.peers
+        if peers is None:
+            raise TransportError("the generation is over")
+        return peers
 
     def enter(self, peers: Peers, step: int) -> None:
         """Run collectives over these processes from now on; called in all of them at the start of a generation.
@@ -401,10 +422,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         return self._world.is_alone or self.scope is Scope.OWN
 
     def _peers(self) -> Peers:
-        peers = self._world.calling or self._world.peers
-        if peers is None:
-            raise TransportError("the generation is over")
-        return peers
+        return self._world.reachable(self.scope)
 
     def _run(
         self,

@@ -206,7 +206,7 @@ class Session:
             raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
         process = self._process
         models = list(model) if isinstance(model, Sequence) else [model]
-        self._script = Script(self.job, self.worker, models, optimizer, others, data)
+        self._script = Script(self.job, self.world, models, optimizer, others, data)
         self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
         hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
         updates = process.step_state(self._stages, step - 1)

@@ -164,28 +164,30 @@ class _Reader:
 
 
 class _Consumed:
-    """The samples before the run's iterations 0, which a returning process takes over from a peer."""
+    """The samples and operations before the run's iteration 0, which a returning process takes over from a peer."""
 
-    def __init__(self, args: Any) -> None:
-        self._args = args
+    def __init__(self, training: Any) -> None:
+        self._args = args = training.get_args()
+        self._operations = training.num_floating_point_operations(args, args.global_batch_size)
         self._before = {name: getattr(args, name) - count for name, count in self._counts(args.iteration).items()}
 
-    def _counts(self, step: int) -> dict[str, int]:
+    def _counts(self, step: int) -> dict[str, float]:
         args, evaluations = self._args, 0
         if args.eval_interval and args.eval_iters:
             evaluations = step // args.eval_interval * args.eval_iters
         return {
             "consumed_train_samples": step * args.global_batch_size,
             "consumed_valid_samples": evaluations * args.global_batch_size,
+            "num_floating_point_operations_so_far": step * self._operations,
         }
 
-    def at(self, step: int) -> dict[str, int]:
+    def at(self, step: int) -> dict[str, Any]:
         return {name: self._before[name] + count for name, count in self._counts(step).items()}
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, float]:
         return dict(self._before)
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         self._before = dict(state)
 
 
@@ -342,7 +344,7 @@ class _Pretraining:
         from megatron.core.utils import get_model_config
 
         args, samples = self._training.get_args(), self._samples_of(data)
-        consumed = _Consumed(args)
+        consumed = _Consumed(self._training)
         get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
 
         def iterator_of(pipeline: int) -> Any:

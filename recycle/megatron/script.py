@@ -85,12 +85,13 @@ class Script:
     def __init__(
         self,
         job: Job,
-        worker: Worker,
+        world: LiveWorld,
         models: Sequence[Any],
         optimizer: Any,
         others: Sequence[Any],
         iterator_of: IteratorOf,
     ) -> None:
+        worker = world.worker
         self.job, self.models, self.optimizer, self.others = job, list(models), optimizer, list(others)
         shape, self.config = job.shape, get_model_config(models[0])
         indices = range(worker.rank, shape.stages, shape.ranks)
@@ -113,7 +114,7 @@ class Script:
         self.completing: set[Compute] = set()
         self._reduced: set[int] = set()
         self._norms: dict[int, list[float]] = {}
-        self._worker = worker
+        self._worker, self._world = worker, world
         self._sums = {index: self._exact_sums(model) for index, model in zip(indices, models, strict=True)}
         self._stack = ExitStack()
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
@@ -121,6 +122,8 @@ class Script:
         self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
         self._before: tuple[list[torch.Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
+        for part in optimizer_parts(optimizer) if self._is_megatron else ():
+            part.config.barrier_with_L1_time = False  # a step is not interrupted by the deaths of others
 
     def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
         """For each buffer of gradients the sum of all micro-batches; [] if the buffers themselves are the sums."""
@@ -344,12 +347,11 @@ class Script:
         if self._at == iteration:
             return
         self._at = iteration
-        if self._is_megatron:
-            with without_sync(self.models, "start_param_sync") if self.is_sharded else nullcontext():
-                if self.stepped[0]:
-                    self.optimizer.step_with_ready_grads()
-            return
-        self.optimizer.step()
+        with self._world.stepping(), without_sync(self.models, "start_param_sync"):
+            if not self._is_megatron:
+                self.optimizer.step()
+            elif self.stepped[0]:
+                self.optimizer.step_with_ready_grads()
 
     def gather_parameters(self) -> None:
         """Get the parts of the parameters that other hosts of the stages have stepped."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, RunError
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -42,6 +43,9 @@ class LiveWorkers(WarmPool):
 
     def results(self, live: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         return self._ask(live, "collect")
+
+    def stepped(self, live: Sequence[Worker]) -> dict[Worker, str]:
+        return self._ask(live, "step")
 
     def saved(self, live: Sequence[Worker]) -> dict[Worker, list[Any]]:
         return self._ask(live, "save")
@@ -161,6 +165,12 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         world.calling = None
         return found
 
+    def step() -> str:
+        """The error of a collective in an optimizer's step."""
+        with world.stepping(), pytest.raises(RunError) as error:
+            dist.all_reduce(torch.zeros(1), group=groups["hosts"])
+        return str(error.value)
+
     def answer(request: str, *arguments: Any) -> Any:
         if request == "die":
             os.kill(os.getpid(), 9)
@@ -171,6 +181,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             "continued": continued,
             "collect": lambda: _collect(groups, own),
             "save": save,
+            "step": step,
         }[request](*arguments)
 
     return answer

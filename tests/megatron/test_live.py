@@ -71,6 +71,8 @@ def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
         for call, error in refused.items():
             assert error.startswith(f"torch.distributed: {call}"), error
             assert error.endswith("has no rule in a session")
+    for error in workers.stepped(live).values():
+        assert error.startswith("the optimizer's step makes a collective over all hosts of a stage")
 
 
 def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorkers) -> None:
