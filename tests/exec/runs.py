@@ -100,6 +100,11 @@ def calm_run(config: Job, launch: Run, steps: int) -> RunResult:
     return _CALM[config.to_toml(), steps]
 
 
+def shared_memory() -> set[str]:
+    """Tensors, semaphores and buffers in shared memory; not the folders and files of tests that run beside."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "nccl", "pymp"))}
+
+
 def processes_writing_below(path: str) -> list[int]:
     """Processes whose standard output is a file below `path`."""
     result = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -29,7 +28,7 @@ from tests.cli.command import Command
 from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
-from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below
+from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below, shared_memory
 from tests.warm import warm_children
 
 pytestmark = pytest.mark.process
@@ -308,11 +307,11 @@ def computes(schedule: Schedule, worker: Worker) -> list[str]:
 
 
 def test_random_faults_leave_nothing_behind(survive: Survive, calm: RunResult) -> None:
-    shared, drawn = set(os.listdir("/dev/shm")), map(str, punish(job().shape, STEPS, 1.5, seed=3))
+    shared, drawn = shared_memory(), map(str, punish(job().shape, STEPS, 1.5, seed=3))
     result = survive(job(), *drawn, "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
     assert len({event["worker"] for event in of_kind(result, "detected")}) == 3
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     assert result.directory is not None
     assert processes_writing_below(str(result.directory)) == []
 

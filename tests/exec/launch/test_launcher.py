@@ -22,7 +22,16 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from recycle.runs.logs import read_lines, read_logs
 from tests.conftest import Servers
-from tests.exec.runs import Run, heavy_libraries, job, kinds, live_workers, of_kind, processes_writing_below
+from tests.exec.runs import (
+    Run,
+    heavy_libraries,
+    job,
+    kinds,
+    live_workers,
+    of_kind,
+    processes_writing_below,
+    shared_memory,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -204,7 +213,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     text = job(2, 2, 2, model={"seconds_per_unit": 0.05}).to_toml()
     (tmp_path / "job.toml").write_text(text)
     command = [sys.executable, "-c", "from recycle.cli import main; main()", "train", "job.toml", "--run", "run"]
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     for line in launcher.stdout:
@@ -221,7 +230,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     assert launcher.returncode == code
     assert "Traceback" not in errors
     until(lambda: not any(map(_alive, family)))
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 99, "lo')  # a line that the end cut short
     lines = [line for _, line in read_lines(tmp_path / "run" / "metrics.jsonl")]
