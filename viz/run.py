@@ -19,7 +19,7 @@ import numpy as np
 from recycle.errors import RecycleError, errors_as
 from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_timeline
 from recycle.job import Job
 from recycle.job.profile import Profile
@@ -250,15 +250,16 @@ class Run:
         window = self._trace_window(step, generation)
         if window is None:
             return None
-        context = TimelineContext(executed_timeline(window, self.profile), self._limits, executed=True)
-        return TimedLanes(self._lanes_of(window, step), context)
+        timeline = executed_timeline(window, self.profile)
+        context = TimelineContext(timeline, self._limits, executed=True)
+        return TimedLanes(self._lanes_of(window, step, timeline), context)
 
     def evaluation_lanes(self, step: int) -> TimedLanes | None:
         window = self.trace.evaluation(step) if self.trace is not None else None
         return None if window is None else TimedLanes(self._lanes_of(window, step))
 
-    def _lanes_of(self, window: Trace, step: int) -> LaneTable:
-        return LaneTable.from_trace(window, self.profile, self.failed_in(step, int(window.generation[0])))
+    def _lanes_of(self, window: Trace, step: int, timeline: Timeline | None = None) -> LaneTable:
+        return LaneTable.from_trace(window, self.profile, self.failed_in(step, int(window.generation[0])), timeline)
 
     @cached_property
     def evaluations(self) -> dict[int, float]:

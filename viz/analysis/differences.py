@@ -25,7 +25,6 @@ from recycle.ir.kinds import Compute, Instruction, StageWide, ValueKind, per_kin
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
-from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
@@ -243,10 +242,9 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     Args:
         seconds_per_unit: seconds per unit of the plan's times; None: the ratio of the matched instructions' work.
 
-    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if the
-    executed times violate causality, because the workers' clocks were not aligned, or nothing of the plan ran.
+    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if
+    nothing of the plan ran.
     """
-    require_one_clock(executed_step)
     begin = "both from their first start"
     if seconds_per_unit is not None:
         return seconds_per_unit, f"{begin}; the profile says seconds"
@@ -256,25 +254,6 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
     return executed / planned, f"{begin}; one unit of the plan is as long as it took on average"
-
-
-def require_one_clock(executed: Timeline) -> tuple[int, float]:
-    """Return (transfers checked, undetectable clock difference in seconds) of an executed timeline.
-
-    Activations and gradients cross between two workers in opposite directions. A clock shift therefore makes one of
-    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use. Raises
-    RecycleError if a value was used before it was sent.
-    """
-    violation = first_impossible(executed)
-    slack = executed.makespan * TOLERANCE
-    if violation is not None and violation.seconds > slack:
-        consumer, producer = (instruction_name(executed, row) for row in (violation.consumer, violation.producer))
-        raise RecycleError(
-            f"the clocks of this trace's workers are not aligned: {consumer} began {violation.seconds:.6g} s before"
-            f" {producer}; record the trace with one clock, or align the clocks"
-        )
-    leads = transfer_leads(executed)
-    return len(leads), float(max(0.0, leads.min())) if len(leads) else 0.0
 
 
 def scale_timeline(timeline: Timeline, scale: float) -> Timeline:
