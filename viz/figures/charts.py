@@ -1,15 +1,17 @@
-"""Charts of a run (loss, live workers, iterations, parts of its time) and of a comparison of systems."""
+"""Charts of a run (loss, live workers, iterations, parts of its time), of workers, and of a comparison of systems."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
+from recycle.job.shape import Shape
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
@@ -286,6 +288,25 @@ def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> 
     )
     axes = {"xaxis": titled_axis("period, in the unit of the times"), "yaxis": titled_axis(memory_title, **FROM_ZERO)}
     return figure.update_layout(frame(340, 30, BOTTOM), **axes)
+
+
+def workers_figure(shape: Shape, columns: Mapping[str, Sequence[float | None]]) -> go.Figure:
+    """Return a heat map of ranks and pipelines, with a button for each column of numbers by worker; None is a gap."""
+    size = shape.pipelines, shape.ranks
+    grids = {name: np.array(values, dtype=object).reshape(size).tolist() for name, values in columns.items()}
+    changes = [{"z": [grid], "colorbar.title.text": [name]} for name, grid in grids.items()]
+    buttons = [{"label": each["colorbar.title.text"][0], "method": "restyle", "args": [each]} for each in changes]
+    name, grid = next(iter(grids.items()))
+    hover = "worker %{y}.%{x}: %{z:.4g}<extra></extra>"
+    heat = go.Heatmap(z=grid, colorscale="Cividis", hovertemplate=hover, colorbar={"title": name})
+    place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    menu = {"type": "buttons", "direction": "right", "buttons": buttons, "showactive": False, **place}
+    titles = "pipeline", "rank (failed workers are empty)"
+    y, x = (
+        titled_axis(title, dtick=ceil(count / 16), showgrid=False) for title, count in zip(titles, size, strict=True)
+    )
+    layout = frame(150 + min(480, 28 * shape.pipelines), 72, BOTTOM)
+    return go.Figure(heat, layout | {"xaxis": x, "yaxis": y | {"autorange": "reversed"}, "updatemenus": [menu]})
 
 
 HOUR = 3600.0
