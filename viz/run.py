@@ -235,10 +235,6 @@ class Run:
             steps.append(NotableStep("after the return", typical_step(after)))
         return steps
 
-    def measured_period(self, first: int, last: int) -> float | None:
-        """Return the median seconds between executed steps from `first` to `last`; see `Trace.period`."""
-        return self.trace.period(first, last) if self.trace is not None else None
-
     def planned_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
         attempt = self._attempt(step, generation)

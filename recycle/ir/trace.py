@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import ScheduleError
-from recycle.ir.clocks import Clocks, clocks_of
+from recycle.ir.clocks import clocks_of
 from recycle.ir.columns import Columns, Floats, Ints, Rows, compute_order, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies
 from recycle.ir.event_graph import event_edges
@@ -259,17 +259,13 @@ def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     start, end = ran.start[rows] - origin, ran.end[rows] - origin
     graph = dependencies(schedule)
     clocks = clocks_of(schedule, graph, start, end)
-    start, end = _shifted(schedule, clocks, start, end)
+    late = clocks.shift[schedule.columns.worker]
+    late -= (start + late).min(initial=np.inf)
+    start, end = start + late, end + late
     end = _with_arrivals(schedule.columns, graph, start, end)
     span = float(end.max()) if len(end) else 0.0
     source, target, _ = event_edges(schedule.columns, graph)
     return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), graph, span, clocks)
-
-
-def _shifted(schedule: Schedule, clocks: Clocks, start: Floats, end: Floats) -> tuple[Floats, Floats]:
-    late = clocks.shift[schedule.columns.worker]
-    late = late - (start + late).min(initial=np.inf)
-    return start + late, end + late
 
 
 def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Floats) -> Floats:
@@ -360,11 +356,9 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
 
 
 def _links(ran: Trace) -> dict[str, Link]:
-    schedule, rows = executed_schedule(ran)
-    graph, columns = dependencies(schedule), schedule.columns
-    clocks = clocks_of(schedule, graph, ran.start[rows], ran.end[rows])
-    start, end = _shifted(schedule, clocks, ran.start[rows], ran.end[rows])
-    sends = graph.sends[: len(columns)]
+    executed = executed_timeline(ran, Profile())
+    start, end, columns = executed.start, executed.end, executed.schedule.columns
+    sends = executed.dependencies.sends[: len(columns)]
     receives = np.flatnonzero(sends >= 0)
     sent = sends[receives]
     seconds = np.maximum(end[receives], end[sent]) - np.maximum(start[receives], start[sent])

@@ -123,7 +123,7 @@ def test_an_outcome_is_shown_next_to_the_previous_and_the_fault_free_one(page: P
 
 def test_a_downloaded_plan_passes_the_checker(page: PlansPage, tmp_path: Path) -> None:
     saved = page.download("1.1")
-    assert saved["filename"] == "plan-without-1.1.json"
+    assert saved["filename"] == "plan-1.1.json"
     (tmp_path / "plan.json").write_text(saved["content"])
     schedule = Schedule.load(tmp_path / "plan.json")
     assert {str(worker) for worker in schedule.failed} == {"1.1"}

@@ -11,6 +11,7 @@ work and the mean time per cause add up to the makespan, and their differences t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
@@ -69,7 +70,7 @@ def is_weight_half(first: Timeline, matches: Matches) -> Any:
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines; none if their stages hold different layers. O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
-    first_items, second_items = _WorkItems.from_timeline(first, shapes), _WorkItems.from_timeline(second, shapes)
+    first_items, second_items = (_WorkItems.from_timeline(each, _extent(shapes)) for each in (first, second))
     a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
     if not _have_same_layers(*shapes):
         b = b.subset(slice(0))
@@ -107,15 +108,15 @@ class _WorkItems(NamedTuple):
     is_part: npt.NDArray[np.bool_]
 
     @classmethod
-    def from_timeline(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _WorkItems:
+    def from_timeline(cls, timeline: Timeline, extent: tuple[int, ...]) -> _WorkItems:
         schedule, stages = timeline.schedule, timeline.schedule.shape.stages
-        key, row, worker = _keys(schedule, shapes)
+        key, row, worker = _keys(schedule, extent)
         whole = np.flatnonzero(_is_whole_backward(schedule.columns.kind[row]))
         halves = [np.array(timeline.profile.per_stage(f"backward_{half}", stages)) for half in ("input", "weight")]
         input_share = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
         begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
         return cls(
-            np.append(key, key[whole] + _span(shapes)),
+            np.append(key, key[whole] + math.prod(extent)),
             np.append(row, row[whole]),
             np.append(worker, worker[whole]),
             np.append(timeline.start[row], begin + input_share * (end - begin)),
@@ -132,27 +133,21 @@ class _WorkItems(NamedTuple):
         return _WorkItems(*(column[chosen] for column in self))
 
 
-def _unit_span(shapes: Sequence[Shape]) -> int:
-    return max(s.pipelines for s in shapes) * max(max(s.micro_batches for s in shapes), max(s.ranks for s in shapes))
+def _extent(shapes: Sequence[Shape]) -> tuple[int, ...]:
+    """Return the maximum numbers of stages, pipelines, and micro-batches or ranks."""
+    return tuple(np.max([(s.stages, s.pipelines, max(s.micro_batches, s.ranks)) for s in shapes], axis=0).tolist())
 
 
-def _span(shapes: Sequence[Shape]) -> int:
-    return max(s.stages for s in shapes) * _unit_span(shapes)
-
-
-def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
-    work_rows, m = operations_of(schedule), schedule.shape.micro_batches
-    micro_batches, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
+def _keys(schedule: Schedule, extent: tuple[int, ...]) -> tuple[Rows, Rows, Rows]:
+    work_rows, shape = operations_of(schedule), schedule.shape
     role = per_kind(_role, np.int64)[work_rows.kind]
     keyed = np.flatnonzero((role >= 0) & work_rows.valid)
-    worker = work_rows.worker[keyed]
-    worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
-    home, index = np.divmod(work_rows.micro_batch[keyed], m)
-    unit = np.where(work_rows.micro_batch[keyed] < 0, worker, home * micro_batches + index)
-    key = role[keyed] * _span(shapes) + work_rows.stage[keyed] * _unit_span(shapes) + unit
+    place, micro_batch = np.divmod(work_rows.worker[keyed], shape.ranks), work_rows.micro_batch[keyed]
+    home = np.where(micro_batch < 0, place, np.divmod(micro_batch, shape.micro_batches))
+    key = role[keyed] * math.prod(extent) + np.ravel_multi_index((work_rows.stage[keyed], *home), extent)
     # An invalid schedule may run something twice; compare the first time.
-    key, place = np.unique(key, return_index=True)
-    return key, work_rows.row[keyed][place], worker[place]
+    key, first = np.unique(key, return_index=True)
+    return key, work_rows.row[keyed][first], np.ravel_multi_index(place, extent[1:])[first]
 
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Any, float]:
@@ -186,8 +181,8 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
 
     Workers are compared by name; whole backwards and their input halves are equal.
     """
-    shapes = first.schedule.shape, second.schedule.shape
-    a, b = (_programs(timeline, shapes) for timeline in (first, second))
+    extent = _extent([first.schedule.shape, second.schedule.shape])
+    a, b = (_programs(timeline, extent) for timeline in (first, second))
     divergences = []
     for worker in sorted(a.keys() | b.keys()):
         programs = zip_longest(a.get(worker, ()), b.get(worker, ()), fillvalue=(-1, -1))
@@ -201,9 +196,9 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
     return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 
-def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, list[tuple[int, int]]]:
+def _programs(timeline: Timeline, extent: tuple[int, ...]) -> dict[Worker, list[tuple[int, int]]]:
     """Return the key and row of each instruction of each worker, in the order of its program."""
-    keys, rows, _ = _keys(timeline.schedule, shapes)
+    keys, rows, _ = _keys(timeline.schedule, extent)
     order, schedule = np.argsort(rows, kind="stable"), timeline.schedule
     items = list(zip(keys[order].tolist(), rows[order].tolist(), strict=True))
     begins = np.searchsorted(schedule.columns.worker[rows[order]], np.arange(schedule.shape.worker_count + 1)).tolist()

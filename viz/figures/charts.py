@@ -294,8 +294,10 @@ def workers_figure(shape: Shape, columns: Mapping[str, Sequence[float | None]]) 
     """Return a heat map of ranks and pipelines, with a button for each column of numbers by worker; None is a gap."""
     size = shape.pipelines, shape.ranks
     grids = {name: np.array(values, dtype=object).reshape(size).tolist() for name, values in columns.items()}
-    changes = [{"z": [grid], "colorbar.title.text": [name]} for name, grid in grids.items()]
-    buttons = [{"label": each["colorbar.title.text"][0], "method": "restyle", "args": [each]} for each in changes]
+    buttons = [
+        {"label": name, "method": "restyle", "args": [{"z": [grid], "colorbar.title.text": name}]}
+        for name, grid in grids.items()
+    ]
     name, grid = next(iter(grids.items()))
     hover = "worker %{y}.%{x}: %{z:.4g}<extra></extra>"
     heat = go.Heatmap(z=grid, colorscale="Cividis", hovertemplate=hover, colorbar={"title": name})
@@ -369,16 +371,12 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         showlegend=False,
     )
     scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
-    note = {**_NOTE, "font": {"size": 11, "color": MUTED}}
-    return figure.update_layout(
-        frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS,
-        xaxis=titled_axis("samples per second", **FROM_ZERO),
-        shapes=[_line_at(rate, FAILURE, "dash" if row else "solid") for row, rate in enumerate(scaled.values())],
-        annotations=[
-            {**note, "x": rate, "yshift": 18 * row, "text": f"{name}, fault-scaled: {rate:.4g}"}
-            for row, (name, rate) in enumerate(scaled.items())
-        ],
-    )
+    for row, (name, rate) in enumerate(scaled.items()):
+        note = {"text": f"{name}, fault-scaled: {rate:.4g}", "yshift": 18 * row, "font": {"size": 11, "color": MUTED}}
+        line = {"color": FAILURE, "width": 1.5, "dash": "dash" if row else "solid"}
+        figure.add_vline(rate, line=line, annotation={**_NOTE, **note})
+    layout = frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS
+    return figure.update_layout(layout, xaxis=titled_axis("samples per second", **FROM_ZERO))
 
 
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:

@@ -5,6 +5,7 @@ One text field holds the workers. The page's address keeps it, so the browser's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -195,14 +196,8 @@ class PlansPage(Page):
 
     def download(self, text: str) -> dict[str, Any]:
         """Return file name and text of the plan for a download; `recycle check` and `recycle view` read it."""
-        condition = parse(text, self.what_if.shape)
-        slow = [str(worker) for worker, _ in condition.slow] + [f"{a}-{b}" for a, b, _ in condition.links]
-        parts_of_name = ["plan"]
-        for word, names in (("without", list(map(str, sorted(condition.failed)))), ("slow", slow)):
-            if names:
-                more = [f"and-{len(names) - 8}-more"] if len(names) > 8 else []
-                parts_of_name += [word, *names[:8], *more]
-        return {"content": self._outcome(text).plan.text(), "filename": "-".join(parts_of_name) + ".json"}
+        names = [re.sub("[>=:/]", "-", name) for name in parse(text, self.what_if.shape).names()[:8]]
+        return {"content": self._outcome(text).plan.text(), "filename": "-".join(["plan", *names]) + ".json"}
 
     def pressed_worker(self, choice: Any) -> Worker | None:
         """Return the worker whose name was pressed next to the canvas; None for other selections or in another mode."""
