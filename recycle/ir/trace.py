@@ -77,19 +77,9 @@ class Trace:
         return self.columns.worker
 
     @cached_property
-    def processes(self) -> list[Worker]:
-        """The processes that executed instructions, by pipeline, then rank."""
-        return [self.shape.worker_at(int(index)) for index in np.flatnonzero(np.diff(self.columns.offsets))]
-
-    @cached_property
     def steps(self) -> list[int]:
         """The steps with executed instructions, ascending."""
         return [int(step) for step in np.unique(self.step)]
-
-    @cached_property
-    def rerouted(self) -> npt.NDArray[np.bool_]:
-        """Whether each row works on a micro-batch of another pipeline than the pipeline of its role."""
-        return away_from(self.columns, self.role // self.shape.ranks)
 
     @cached_property
     def _executed(self) -> Schedule:

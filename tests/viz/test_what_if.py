@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from recycle import RecycleError, Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
-from recycle.plans import Plan, PlanLibrary
+from recycle.plans import Plan, PlanLibrary, dead_roles
 from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import drawn, of_type, plain, words
@@ -167,7 +167,7 @@ def test_the_library_is_listed_by_failures_with_its_figures(library: Path) -> No
     component = plain(page.library())
     assert [button["id"]["vector"] for button in of_type(component, "Button")] == ["0,0", "0,1", "1,0"]
     assert {"none", "1 on rank 0", "1 on rank 1", "100 %"} <= set(words(component))
-    assert page.what_if.outcome(page.what_if.workers_of_vector([0, 1])).source == "library"
+    assert page.what_if.outcome(dead_roles(page.what_if.shape, [0, 1])).source == "library"
 
 
 @pytest.mark.slow

@@ -186,13 +186,13 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
     divergences = []
     for worker in sorted(a.keys() | b.keys()):
         programs = zip_longest(a.get(worker, ()), b.get(worker, ()), fillvalue=(-1, -1))
-        at = next((ends for ends in programs if ends[0][0] != ends[1][0]), None)
-        if at is not None:
-            row, other = at[0][1], at[1][1]
+        row, other = next(((one[1], two[1]) for one, two in programs if one[0] != two[0]), (-1, -1))
+        if max(row, other) >= 0:
             time = float(first.start[row]) if row >= 0 else float(second.start[other])
             words = (_run_text(*end, worker) for end in ((first, row), (second, other)))
-            text = "worker {}: the first {}, the second {}".format(worker, *words)
-            divergences.append(Divergence(time, text, row, other))
+            divergences.append(
+                Divergence(time, "worker {}: the first {}, the second {}".format(worker, *words), row, other)
+            )
     return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 

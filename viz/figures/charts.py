@@ -75,6 +75,7 @@ LEGEND_ABOVE = {
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
 }
 BARS = {"yaxis": {"autorange": "reversed", "automargin": True}}
+UPRIGHT = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
 
 
@@ -92,11 +93,6 @@ def shares_figure(names: Sequence[str], parts: Mapping[str, tuple[Sequence[float
 def titled_axis(title: str, **options: Any) -> dict[str, Any]:
     text = {"text": title, "standoff": 6}
     return {"gridcolor": GRID, "zeroline": False, "automargin": True, "title": text, **options}
-
-
-def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
-    line = {"color": colour, "width": 1.5, "dash": dash}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 class Plot(NamedTuple):
@@ -134,7 +130,10 @@ def stacked_figure(plots: Sequence[Plot], title: str, marks: Sequence[Mark] = ()
     note = {**_NOTE, "xanchor": "left", "bgcolor": PAPER, "font": {"size": 11, "color": INK}}
     figure.update_layout(
         **layout,
-        shapes=[_line_at(x, *style) for x, _, style in marks],
+        shapes=[
+            {**UPRIGHT, "x0": x, "x1": x, "line": {"color": colour, "width": 1.5, "dash": dash}}
+            for x, _, (colour, dash) in marks
+        ],
         annotations=[{**note, "x": x, "yshift": ROW * (i % ROWS), "text": text} for i, (x, text) in enumerate(texts)],
         xaxis=titled_axis(title, anchor=f"y{len(plots)}", **options),
         uirevision=title,  # keeps the zoom when a live run is redrawn
@@ -213,8 +212,8 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) ->
     figure = run_figure({"": timed}, columns, "time", marks)
     for span in report.spans:
         if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall:
-            band = {"fillcolor": FILLS[span.part][0], "line": {"width": 0}, "layer": "below", "opacity": 0.3}
-            figure.add_shape(type="rect", x0=span.start, x1=span.end, y0=0, y1=1, yref="paper", **band)
+            band = {"type": "rect", "fillcolor": FILLS[span.part][0], "line": {"width": 0}, "opacity": 0.3}
+            figure.add_shape(UPRIGHT | band, x0=span.start, x1=span.end, layer="below")
     return figure
 
 
@@ -243,9 +242,8 @@ def _mark(change: GenerationChange, count: int) -> Mark:
 
 
 def parts_figure(report: RunReport) -> go.Figure:
-    wall = report.wall or 1.0
-    shares = {part: 100 * seconds / wall for part, seconds in report.parts.items() if seconds >= 1e-4 * wall}
-    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items()})
+    shares = {part: 100 * seconds / (report.wall or 1.0) for part, seconds in report.parts.items()}
+    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items() if share >= 0.01})
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")

@@ -166,8 +166,8 @@ def workers(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[
     content = [parts.table(("worker", *times, "peak memory"), rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
     shape = timeline.schedule.shape
     if shape.pipelines > 1:
-        busy, bubble = ([None if s is None else s * unit.scale for s in each] for each in columns[:2])
-        held = [None if each is None else each.amount for each in columns[-1]]
+        busy, bubble = ([time and time * unit.scale for time in each] for each in columns[:2])
+        held = [each and each.amount for each in columns[-1]]
         figure = workers_figure(shape, dict(zip((*times[:2], "peak memory"), (busy, bubble, held), strict=True)))
         content.append(parts.figure_view(figure, "workers-figure", "Heat map of pipelines and ranks"))
     return content

@@ -13,7 +13,7 @@ from dash import ALL, Dash, Input, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
-from recycle.plans import Move
+from recycle.plans import Move, dead_roles
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
 from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
@@ -82,7 +82,7 @@ class PlansPage(Page):
         return " ".join(words)
 
     def library(self) -> html.Section:
-        entries, limits = self.what_if.entries(), self.what_if.limits
+        entries = self.what_if.entries()
         if not entries:
             return parts.card("Library", parts.empty_state("No plan library was given.", MAKE_LIBRARY))
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
@@ -105,8 +105,6 @@ class PlansPage(Page):
         caption = "Throughput is relative to the fault-free plan."
         if len(entries) > MAX_ENTRIES:
             caption += f" {len(entries) - MAX_ENTRIES:,} more are not listed."
-        if limits is not None:
-            caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
         return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
 
     def outcome_cards(self, text: str, history: Sequence[str], times: str = "") -> list[Any]:
@@ -173,7 +171,7 @@ class PlansPage(Page):
             return self.toggle(text, named_workers(pressed["workers"], self.what_if.shape))
         vector = [int(dead) for dead in pressed["vector"].split(",")]
         slow = parse(text, self.what_if.shape)
-        return self.require_plan(slow.with_failed(self.what_if.workers_of_vector(vector)))
+        return self.require_plan(slow.with_failed(dead_roles(self.what_if.shape, vector)))
 
     def search(self, text: str) -> tuple[bool, str]:
         condition, what_if = self._condition(text)
@@ -302,7 +300,7 @@ def _title(condition: Condition) -> str:
 
 def _vector(vector: Sequence[int]) -> str:
     ranks = [f"{dead} on rank {rank}" for rank, dead in enumerate(vector) if dead]
-    return ", ".join(ranks[:6]) + (" …" if len(ranks) > 6 else "") if ranks else "none"
+    return ", ".join(ranks) or "none"
 
 
 def _moved(outcome: PlannedOutcome) -> str:
