@@ -11,6 +11,7 @@ import pytest
 from recycle import RecycleError, Shape, Worker, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
+from recycle.ir.trace import away_from
 from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
