@@ -81,7 +81,8 @@ def test_process_in_another_role_is_not_rerouted(tmp_path: Path) -> None:
 def test_work_of_another_home_is_rerouted(tmp_path: Path) -> None:
     path = runs.log_path(tmp_path, Worker(0, 1))
     runs.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
-    assert runs.read_logs(tmp_path, SHAPE).rerouted.tolist() == [False, True, False]
+    trace = runs.read_logs(tmp_path, SHAPE)
+    assert away_from(trace.columns, trace.role // SHAPE.ranks).tolist() == [False, True, False]
 
 
 def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
