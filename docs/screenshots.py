@@ -259,6 +259,14 @@ def explain(page: Any, folder: Path) -> None:
     page.wait_for_selector("text=Longest bubbles")
 
 
+def workers(page: Any, folder: Path) -> None:
+    opened(page, one("large"), "?panel=workers")
+    drawn(page)
+    page.wait_for_selector("#workers-figure .js-plotly-plot")
+    page.locator("#workers-figure").scroll_into_view_if_needed()
+    page.locator("#workers-figure .updatemenu-button").nth(2).click()
+
+
 def what_if(page: Any, folder: Path) -> None:
     opened(page, two_plans(), "?fail=1.2")
     drawn(page)
@@ -343,6 +351,7 @@ PICTURES: dict[str, Callable[[Any, Path], None]] = {
     "interleaved": interleaved,
     "scoreboard": scoreboard,
     "explain": explain,
+    "workers": workers,
     "what-if": what_if,
     "no-library": library,
     "validate": validate,

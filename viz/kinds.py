@@ -6,8 +6,7 @@ here: the browser receives them with the lanes (`viz.lane_cache`) and fills them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +42,7 @@ from viz.lanes import Flag, LaneTable
 from viz.numbers import TimeUnit, time_unit
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Appearance of a kind.
 
     Attributes:

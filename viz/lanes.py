@@ -227,18 +227,22 @@ class LaneTable:
         )
 
     @classmethod
-    def from_trace(cls, trace: Trace, profile: Profile, failed: Collection[Worker] = ()) -> LaneTable:
+    def from_trace(
+        cls, trace: Trace, profile: Profile, failed: Collection[Worker] = (), timeline: Timeline | None = None
+    ) -> LaneTable:
         """Build the lanes of an executed iteration or evaluation: all rows of `trace`, as `executed_timeline` has them.
 
         Args:
             failed: processes that are dead in it, or die in it.
+            timeline: result of `executed_timeline`, whose clocks agree; None for an evaluation.
         """
         schedule, rows = executed_schedule(trace)
         origin = float(trace.start.min()) if len(trace) else 0.0
         pairs = np.unique(np.stack([trace.role, trace.process]), axis=1).T.tolist()
         process_of = {trace.shape.worker_at(role): trace.shape.worker_at(process) for role, process in pairs}
-        times = trace.start[rows] - origin, trace.end[rows] - origin
-        table = cls._from_schedule(schedule, *times, profile, process_of, (), None)
+        start = trace.start[rows] - origin if timeline is None else timeline.start
+        end = start + (trace.end - trace.start)[rows]
+        table = cls._from_schedule(schedule, start, end, profile, process_of, (), None)
         is_dead = [process_of.get(worker, worker) in failed for worker in table.workers]
         return replace(table, failed=table.failed | is_dead, origin=origin, unit="s")
 

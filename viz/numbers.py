@@ -80,16 +80,11 @@ def seconds_unit(length: float) -> TimeUnit:
     return TimeUnit(1.0, "s") if length >= 2.0 else TimeUnit(1000.0, "ms")
 
 
-def tick_step(length: float) -> float:
-    """Return the distance of ticks on an axis: 1, 2 or 5 times a power of ten, with at most MAX_TICKS + 1 ticks."""
-    rough = length / MAX_TICKS
-    power: float = 10.0 ** floor(log10(rough))
-    return float(f"{power * next(f for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9)):.3g}")
-
-
 def ticks(length: float) -> list[float]:
-    """Return round numbers from 0 to `length`."""
+    """Return 0 and the multiples up to `length` of 1, 2 or 5 times a power of ten, at most MAX_TICKS + 1 numbers."""
     if length <= 0:
         return [0.0]
-    step = tick_step(length)
+    rough = length / MAX_TICKS
+    power: float = 10.0 ** floor(log10(rough))
+    step = float(f"{power * next(f for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9)):.3g}")
     return [round(i * step, 12) for i in range(int(length / step + 1e-9) + 1)]

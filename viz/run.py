@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from recycle.errors import RecycleError, errors_as
 from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_timeline
 from recycle.job import Job
 from recycle.job.profile import Profile
@@ -53,7 +53,6 @@ class RunSegment:
     first: int
     last: int
     plan: str | None
-    generation: int | None
     failed: tuple[Worker, ...]
 
     @property
@@ -63,13 +62,6 @@ class RunSegment:
     @property
     def workers(self) -> str:
         return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
-
-
-class NotableStep(NamedTuple):
-    """A step worth looking at, and why."""
-
-    title: str
-    step: int
 
 
 def typical_step(segment: RunSegment) -> int:
@@ -212,32 +204,25 @@ class Run:
             tried = self.generations_of(step)
             return (tried[-1] if tried else -1, self.plan_of(step) or "")
 
-        runs = [(generation, plan, list(steps)) for (generation, plan), steps in groupby(self.steps, key=key)]
-        return [
-            RunSegment(s[0], s[-1], plan or None, generation if generation >= 0 else None, self.failed_in(s[0]))
-            for generation, plan, s in runs
-        ]
+        runs = [(plan, list(steps)) for (_, plan), steps in groupby(self.steps, key=key)]
+        return [RunSegment(s[0], s[-1], plan or None, self.failed_in(s[0])) for plan, s in runs]
 
     @cached_property
-    def notable_steps(self) -> list[NotableStep]:
-        """Steps before, during and after the first failure; one step for a run without failures.
+    def notable_steps(self) -> dict[str, int]:
+        """Steps worth looking at, by why: before, during and after the first failure; one without failures.
 
         The second step of a segment is preferred: the first runs with the optimizer's barrier.
         """
         segments = self.segments
         first_failed = next((i for i, segment in enumerate(segments) if segment.failed), None)
         if first_failed is None:
-            return [NotableStep("a step of the run", typical_step(segments[0]))] if segments else []
-        steps = [NotableStep("before the failure", segments[first_failed - 1].last)] if first_failed else []
-        steps.append(NotableStep("during the failure", typical_step(segments[first_failed])))
+            return {"a step of the run": typical_step(segments[0])} if segments else {}
+        steps = {"before the failure": segments[first_failed - 1].last} if first_failed else {}
+        steps["during the failure"] = typical_step(segments[first_failed])
         after = next((segment for segment in segments[first_failed + 1 :] if not segment.failed), None)
         if after is not None:
-            steps.append(NotableStep("after the return", typical_step(after)))
+            steps["after the return"] = typical_step(after)
         return steps
-
-    def measured_period(self, first: int, last: int) -> float | None:
-        """Return the median seconds between executed steps from `first` to `last`; see `Trace.period`."""
-        return self.trace.period(first, last) if self.trace is not None else None
 
     def planned_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
@@ -250,15 +235,16 @@ class Run:
         window = self._trace_window(step, generation)
         if window is None:
             return None
-        context = TimelineContext(executed_timeline(window, self.profile), self._limits, executed=True)
-        return TimedLanes(self._lanes_of(window, step), context)
+        timeline = executed_timeline(window, self.profile)
+        context = TimelineContext(timeline, self._limits, executed=True)
+        return TimedLanes(self._lanes_of(window, step, timeline), context)
 
     def evaluation_lanes(self, step: int) -> TimedLanes | None:
         window = self.trace.evaluation(step) if self.trace is not None else None
         return None if window is None else TimedLanes(self._lanes_of(window, step))
 
-    def _lanes_of(self, window: Trace, step: int) -> LaneTable:
-        return LaneTable.from_trace(window, self.profile, self.failed_in(step, int(window.generation[0])))
+    def _lanes_of(self, window: Trace, step: int, timeline: Timeline | None = None) -> LaneTable:
+        return LaneTable.from_trace(window, self.profile, self.failed_in(step, int(window.generation[0])), timeline)
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
@@ -274,7 +260,7 @@ class Run:
         views = {"planned": self.planned_lanes, "executed": self.executed_lanes}
         lanes = [
             (f"{title.capitalize()}, step {step}: {phase}", view(step))
-            for title, step in self.notable_steps
+            for title, step in self.notable_steps.items()
             for phase, view in views.items()
         ]
         return [Panel(title, shown.table) for title, shown in lanes if shown is not None and len(shown.table)]
@@ -294,7 +280,7 @@ class Run:
     @property
     def step_to_show(self) -> int | None:
         """The step to show first: during the failure, if any; None before any step."""
-        steps = dict(self.notable_steps)
+        steps = self.notable_steps
         return steps.get("during the failure", next(iter(steps.values()), None))
 
     def suggested_choices(self, place: int) -> list[str]:

@@ -17,9 +17,6 @@ from recycle.job.shape import Shape
 from recycle.runs.logs import TRACE, load_trace, read_lines, read_logs
 from viz.run import Run, read_or_report
 
-_NAMED_RUNS = 5
-"""Maximum number of runs that the message about a folder of runs names."""
-
 
 def is_run_directory(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
@@ -32,14 +29,11 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def describe_folder(folder: Path) -> str:
-    """Explain that a folder is not a run directory, and name the runs in it, newest first."""
+    """Explain that a folder is not a run directory, and name the newest run in it."""
     runs = runs_in(folder)
     if not runs:
         return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
-    names = ", ".join(str(path) for path in runs[:_NAMED_RUNS])
-    omitted = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
-    description = "a run; pass its path" if len(runs) == 1 else "several runs; pass the paths to view"
-    return f"contains {description}: {names}{omitted}"
+    return f"contains {len(runs)} run(s): pass a path, the newest is {runs[0]}"
 
 
 def read_job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:

@@ -26,9 +26,8 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans import Plan
 from recycle.runs.logs import TRACE
-from viz.lane_cache import Limits, TimedLanes, TimelineContext, plan_of, release_memory
+from viz.lane_cache import Limits, TimedLanes, TimelineContext, release_memory
 from viz.lanes import LaneTable, Marks, Panel
 from viz.run import Choices, Run
 from viz.run_files import describe_folder, is_run_directory, load_run, runs_in
@@ -72,10 +71,6 @@ class ScheduleFile:
             return None
         share = 1.0 if self.chunk_time is None else self.chunk_time
         return replace(TimelineContext.of_plan(self.timeline), executed=self.executed, share=share)
-
-    @property
-    def plan(self) -> Plan | None:
-        return plan_of(self.schedule)
 
     def panels(self) -> list[Panel]:
         """Return the timeline as panels; [] if no instruction takes time."""

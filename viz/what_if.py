@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -20,7 +20,7 @@ from recycle.job import Job, PricedJob, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
+from recycle.plans import Entry, Plan, PlanLibrary, failure_vector, rename, require_hosts
 from viz.condition import Condition
 from viz.lane_cache import BoundedCache, TimedLanes, TimelineContext
 from viz.lanes import LaneTable
@@ -108,10 +108,6 @@ class WhatIf:
 
     def entries(self) -> list[Entry]:
         return self.library.usable() if self.library else []
-
-    def workers_of_vector(self, vector: Sequence[int]) -> frozenset[Worker]:
-        """Return a set of dead workers with the given failure vector."""
-        return dead_roles(self.shape, vector)
 
     def under(self, condition: Condition) -> WhatIf:
         """Return the `WhatIf` for the slow workers and links of a condition; with any, it has no library.

@@ -16,7 +16,6 @@ from recycle.ir.check import check
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, Timeline, timeline_of
-from recycle.ir.trace import first_impossible
 from recycle.job.shape import Worker
 
 HINTS = 3
@@ -57,7 +56,8 @@ def simulate(
     ran = None if is_priced else source.executed()
     if ran is not None:
         timeline = ran
-        _warn_of_clocks(ran, file)
+        if ran.clocks is not None and ran.clocks.differed:
+            print(f"recycle: {file}: {ran.clocks}", file=sys.stderr)
     else:
         if job is not None:
             prices, limits, byte_limit = pricing.job_limits(schedule, file, job)
@@ -71,17 +71,6 @@ def simulate(
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)
     return Result(lambda: figures(timeline, gaps) | {"executed": ran is not None}, partial(_print, timeline, gaps))
-
-
-def _warn_of_clocks(ran: Timeline, file: Path) -> None:
-    worst = first_impossible(ran)
-    if worst is not None:
-        sender, receiver = (ran.schedule.position(row)[0] for row in (worst.producer, worst.consumer))
-        print(
-            f"recycle: {file}: the clocks of workers {sender} and {receiver} disagree by at least"
-            f" {worst.seconds:.3g} s, so that their times cannot be compared",
-            file=sys.stderr,
-        )
 
 
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
+from recycle.ir.clocks import Clocks
 from recycle.ir.columns import Floats
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import (
@@ -57,9 +58,15 @@ DRAWN = 32
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Times):
-    """The times of one iteration from idle, and the period in seconds between two iterations in steady state."""
+    """The times of one iteration from idle.
+
+    Attributes:
+        period: seconds between two iterations in steady state.
+        clocks: how the workers' clocks were aligned; None for a planned iteration.
+    """
 
     period: float
+    clocks: Clocks | None = None
 
     def _per_worker(self, values: Sequence[T]) -> list[T | None]:
         dead = self.schedule.failed
@@ -222,7 +229,7 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
     """Simulate an event graph; one graph serves any number of profiles. Raises as `timeline_of`."""
     profile = profile_of_cut(profile, graph.schedule.shape)
     if not graph.is_acyclic:
-        stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)
+        stuck = np.flatnonzero(np.bincount(graph.order, minlength=graph.dependencies.rows) == 0)
         worker, position = graph.schedule.position(int(stuck[0]))
         raise ScheduleError(
             f"the schedule deadlocks: {len(stuck)} instructions wait for each other, among them"

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import ScheduleError
+from recycle.ir.clocks import clocks_of
 from recycle.ir.columns import Columns, Floats, Ints, Rows, compute_order, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies
 from recycle.ir.event_graph import event_edges
@@ -76,19 +77,9 @@ class Trace:
         return self.columns.worker
 
     @cached_property
-    def processes(self) -> list[Worker]:
-        """The processes that executed instructions, by pipeline, then rank."""
-        return [self.shape.worker_at(int(index)) for index in np.flatnonzero(np.diff(self.columns.offsets))]
-
-    @cached_property
     def steps(self) -> list[int]:
         """The steps with executed instructions, ascending."""
         return [int(step) for step in np.unique(self.step)]
-
-    @cached_property
-    def rerouted(self) -> npt.NDArray[np.bool_]:
-        """Whether each row works on a micro-batch of another pipeline than the pipeline of its role."""
-        return away_from(self.columns, self.role // self.shape.ranks)
 
     @cached_property
     def _executed(self) -> Schedule:
@@ -249,7 +240,7 @@ _NAMES = {
 
 
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
-    """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds.
+    """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds, on one clock.
 
     The times of `profile` are not used. The period is the makespan, since one iteration does not determine the next.
     """
@@ -257,10 +248,14 @@ def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     origin = float(ran.start.min()) if len(ran) else 0.0
     start, end = ran.start[rows] - origin, ran.end[rows] - origin
     graph = dependencies(schedule)
+    clocks = clocks_of(schedule, graph, start, end)
+    late = clocks.shift[schedule.columns.worker]
+    late -= (start + late).min(initial=np.inf)
+    start, end = start + late, end + late
     end = _with_arrivals(schedule.columns, graph, start, end)
     span = float(end.max()) if len(end) else 0.0
     source, target, _ = event_edges(schedule.columns, graph)
-    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), graph, span)
+    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), graph, span, clocks)
 
 
 def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Floats) -> Floats:
@@ -286,38 +281,6 @@ def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Ro
     last = np.full(graph.nodes, -1, dtype=np.int64)
     last[target[final]] = source[final]
     return last
-
-
-class Impossible(NamedTuple):
-    """A consumer (row) that began at least `seconds` before its producer's send (row): the two clocks disagree."""
-
-    producer: int
-    consumer: int
-    seconds: float
-
-
-def first_impossible(timeline: Timeline) -> Impossible | None:
-    """Return the worst violation of causality in an executed timeline, None without any.
-
-    A value can be used only after its send began. Traces of several machines with unaligned clocks violate this rule.
-    """
-    sends, consumers = _transfers(timeline)
-    if not len(sends):
-        return None
-    ahead = timeline.start[sends] - timeline.start[consumers]
-    worst = int(ahead.argmax())
-    return Impossible(int(sends[worst]), int(consumers[worst]), float(ahead[worst])) if ahead[worst] > 0 else None
-
-
-def transfer_leads(timeline: Timeline) -> Floats:
-    """Return the seconds from the start of each send to the start of the consumer of its value."""
-    sends, consumers = _transfers(timeline)
-    return timeline.start[consumers] - timeline.start[sends]
-
-
-def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
-    receives, consumers = timeline.dependencies.received
-    return timeline.dependencies.sends[receives], consumers
 
 
 WorkerTimes = Mapping[tuple[str, int, int], float]
@@ -383,9 +346,9 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
 
 
 def _links(ran: Trace) -> dict[str, Link]:
-    schedule, rows = executed_schedule(ran)
-    start, end, columns = ran.start[rows], ran.end[rows], schedule.columns
-    sends = dependencies(schedule).sends[: len(columns)]
+    executed = executed_timeline(ran, Profile())
+    start, end, columns = executed.start, executed.end, executed.schedule.columns
+    sends = executed.dependencies.sends[: len(columns)]
     receives = np.flatnonzero(sends >= 0)
     sent = sends[receives]
     seconds = np.maximum(end[receives], end[sent]) - np.maximum(start[receives], start[sent])

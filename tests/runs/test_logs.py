@@ -11,6 +11,7 @@ import pytest
 from recycle import RecycleError, Shape, Worker, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
+from recycle.ir.trace import away_from
 from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
@@ -74,13 +75,14 @@ def test_process_in_another_role_is_not_rerouted(tmp_path: Path) -> None:
     own_rows = trace.process == SHAPE.worker_index(Worker(0, 1))
     assert {str(SHAPE.worker_at(role)) for role in trace.role[own_rows]} == {"1.1"}
     assert set(trace.columns.pipeline[own_rows]) == {1, -1}
-    assert not trace.rerouted.any()
+    assert not away_from(trace.columns, trace.role // SHAPE.ranks).any()
 
 
 def test_work_of_another_home_is_rerouted(tmp_path: Path) -> None:
     path = runs.log_path(tmp_path, Worker(0, 1))
     runs.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
-    assert runs.read_logs(tmp_path, SHAPE).rerouted.tolist() == [False, True, False]
+    trace = runs.read_logs(tmp_path, SHAPE)
+    assert away_from(trace.columns, trace.role // SHAPE.ranks).tolist() == [False, True, False]
 
 
 def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
 
 def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
     trace = runs.read_logs(tmp_path, SHAPE)
-    assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
+    assert (len(trace), trace.steps, trace.events) == (0, [], ())
     assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
     run_trace.write_parts([trace], trace.shape, trace.events, tmp_path / "trace.json")
     assert len(run_trace.read_trace(tmp_path / "trace.json")) == 0

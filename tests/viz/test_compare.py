@@ -12,6 +12,7 @@ import pytest
 
 from recycle import Profile, RecycleError, Schedule, Shape, simulate
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
+from recycle.ir.instruction import Forward
 from tests.viz.components import canvases, drawn, of_type, plain, words
 from tests.viz.conftest import PROFILE, planned
 from viz.analysis.differences import align
@@ -19,8 +20,10 @@ from viz.details import one_f_one_b_period
 from viz.lane_cache import TimedLanes
 from viz.pages.compare_page import ComparePage
 from viz.pages.comparison import Comparison, align_clocks, choices, first_choice
+from viz.pages.lanes_view import lanes_view
 from viz.run import Run
 from viz.run_files import load_run
+from viz.scenario import PageModel
 from viz.sources import ScheduleFile, schedule_source
 
 Source = Run | ScheduleFile
@@ -50,15 +53,27 @@ def test_a_plan_is_scaled_to_the_clock_of_the_executed_step(run_dir: Path) -> No
     both, notes = align_clocks([compared_timeline([run], key) for key in ("plan/0/bbbb1111", "step/0/4")])
     assert both[0].timeline.makespan == pytest.approx(both[1].timeline.makespan, rel=1e-6)
     assert "1 unit = 0.0173 s; both from their first start" in notes[0]
-    assert "transfers was used before it was sent; clock differences of up to 1.73 ms" in notes[1]
+    assert "transfers fit one clock; differences of up to 1.73 ms" in notes[1]
     assert align(both[0].timeline, both[1].timeline, 0.02)[0] == 0.02
 
 
-def test_a_step_with_unaligned_clocks_is_refused(run_dir: Path) -> None:
+def test_clocks_that_differ_are_aligned_and_the_page_says_by_how_much(run_dir: Path) -> None:
     run = load_run(run_dir)
+    before = compared_timeline([run], "step/0/4").table
     ahead = np.isin(run.trace.process, [2, 3])
     run.trace = replace(run.trace, start=run.trace.start + 5.0 * ahead, end=run.trace.end + 5.0 * ahead)
-    with pytest.raises(RecycleError, match="clocks of this trace's workers are not aligned"):
+    comparison = Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"])
+    executed = comparison.timelines[1]
+    assert "differed by up to 5000 ms and are aligned" in comparison.notes[1]
+    assert executed.table.start == pytest.approx(before.start, abs=executed.timeline.clocks.uncertainty)
+    assert "aligned to ±" in words(plain(lanes_view("step 4", executed, "x", PageModel())))[0]
+
+
+def test_a_step_whose_times_no_clocks_explain_is_refused(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    late = run.trace.columns.kind == Forward.kind
+    run.trace = replace(run.trace, start=run.trace.start - 5.0 * late)
+    with pytest.raises(RecycleError, match="clocks contradict each other"):
         Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"])
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, simulate
@@ -117,6 +118,18 @@ def test_every_worker_has_its_busy_time_peak_and_limit(entry: TimedLanes) -> Non
         ["0.0", "24", "9", "9", "0", "4 of 4"],
         ["0.3", "24", "9", "0", "0", "1 of 1"],
     ]
+
+
+def test_a_heat_map_shows_the_workers_of_several_pipelines(broken_timeline: Timeline) -> None:
+    entry = entry_of(broken_timeline)
+    (figure,) = [graph["figure"] for graph in of_type(plain(panels.workers(entry, entry.context)), "Graph")]
+    buttons = figure["layout"]["updatemenus"][0]["buttons"]
+    shown = {button["label"]: np.array(button["args"][0]["z"][0], dtype=float) for button in buttons}
+    expected = {"busy": broken_timeline.busy, "bubble": broken_timeline.bubble}
+    for name, values in expected.items():
+        assert shown[name].ravel() == pytest.approx(np.array(values, dtype=float), nan_ok=True)
+        assert np.isnan(shown[name]).sum() == len(broken_timeline.schedule.failed)
+    assert list(shown) == [*expected, "peak memory"]
 
 
 def test_search_results_have_the_reason_of_their_start(entry: TimedLanes) -> None:

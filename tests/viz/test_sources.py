@@ -191,8 +191,8 @@ def moved_plan(moved: Schedule) -> Schedule:
 def test_the_layout_lists_hosted_and_copied_layers(moved_plan: Schedule) -> None:
     page = SchedulePage([schedule_source(Path("moved.json"), moved_plan)])
     texts = words(plain(page.layout_of(page.files[0])))
-    assert texts[6:10] == ["0.0", "0–4", "0–1", "2–4 from 1.1"]
-    assert texts[11:14] == ["1.0", "0–1", "0–1"]
+    assert texts[5:8] == ["0.0", "0–4", "2–4 from 1.1"]
+    assert texts[9:11] == ["1.0", "0–1"]
     placement = {"0.0": (0, 2), "0.1": (1, 3)}
     several = Schedule.from_text(Shape(1, 2, 1, 2, cut=(2, 3, 1, 2)), {}, placement=placement)
     assert "0–1, 5" in words(plain(page.layout_of(schedule_source(Path("several.json"), several))))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from recycle import RecycleError, Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
-from recycle.plans import Plan, PlanLibrary
+from recycle.plans import Plan, PlanLibrary, dead_roles
 from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import drawn, of_type, plain, words
@@ -123,7 +123,7 @@ def test_an_outcome_is_shown_next_to_the_previous_and_the_fault_free_one(page: P
 
 def test_a_downloaded_plan_passes_the_checker(page: PlansPage, tmp_path: Path) -> None:
     saved = page.download("1.1")
-    assert saved["filename"] == "plan-without-1.1.json"
+    assert saved["filename"] == "plan-1.1.json"
     (tmp_path / "plan.json").write_text(saved["content"])
     schedule = Schedule.load(tmp_path / "plan.json")
     assert {str(worker) for worker in schedule.failed} == {"1.1"}
@@ -167,7 +167,7 @@ def test_the_library_is_listed_by_failures_with_its_figures(library: Path) -> No
     component = plain(page.library())
     assert [button["id"]["vector"] for button in of_type(component, "Button")] == ["0,0", "0,1", "1,0"]
     assert {"none", "1 on rank 0", "1 on rank 1", "100 %"} <= set(words(component))
-    assert page.what_if.outcome(page.what_if.workers_of_vector([0, 1])).source == "library"
+    assert page.what_if.outcome(dead_roles(page.what_if.shape, [0, 1])).source == "library"
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ class Bubbles:
 
     def __init__(self, timeline: Timeline, limits: Sequence[float] | None = None, chunks: int = 1) -> None:
         self.timeline, self.limits, self.chunks = timeline, limits, chunks
-        self.gaps: Gaps = timeline.gaps(limits)
+        self.gaps = timeline.gaps(limits)
 
     @cached_property
     def _added(self) -> Floats:

@@ -11,6 +11,7 @@ work and the mean time per cause add up to the makespan, and their differences t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
@@ -25,7 +26,6 @@ from recycle.ir.kinds import Compute, Instruction, StageWide, ValueKind, per_kin
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
-from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
@@ -70,7 +70,7 @@ def is_weight_half(first: Timeline, matches: Matches) -> Any:
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines; none if their stages hold different layers. O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
-    first_items, second_items = _WorkItems.from_timeline(first, shapes), _WorkItems.from_timeline(second, shapes)
+    first_items, second_items = (_WorkItems.from_timeline(each, _extent(shapes)) for each in (first, second))
     a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
     if not _have_same_layers(*shapes):
         b = b.subset(slice(0))
@@ -108,15 +108,15 @@ class _WorkItems(NamedTuple):
     is_part: npt.NDArray[np.bool_]
 
     @classmethod
-    def from_timeline(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _WorkItems:
+    def from_timeline(cls, timeline: Timeline, extent: tuple[int, ...]) -> _WorkItems:
         schedule, stages = timeline.schedule, timeline.schedule.shape.stages
-        key, row, worker = _keys(schedule, shapes)
+        key, row, worker = _keys(schedule, extent)
         whole = np.flatnonzero(_is_whole_backward(schedule.columns.kind[row]))
         halves = [np.array(timeline.profile.per_stage(f"backward_{half}", stages)) for half in ("input", "weight")]
         input_share = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
         begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
         return cls(
-            np.append(key, key[whole] + _span(shapes)),
+            np.append(key, key[whole] + math.prod(extent)),
             np.append(row, row[whole]),
             np.append(worker, worker[whole]),
             np.append(timeline.start[row], begin + input_share * (end - begin)),
@@ -133,27 +133,21 @@ class _WorkItems(NamedTuple):
         return _WorkItems(*(column[chosen] for column in self))
 
 
-def _unit_span(shapes: Sequence[Shape]) -> int:
-    return max(s.pipelines for s in shapes) * max(max(s.micro_batches for s in shapes), max(s.ranks for s in shapes))
+def _extent(shapes: Sequence[Shape]) -> tuple[int, ...]:
+    """Return the maximum numbers of stages, pipelines, and micro-batches or ranks."""
+    return tuple(np.max([(s.stages, s.pipelines, max(s.micro_batches, s.ranks)) for s in shapes], axis=0).tolist())
 
 
-def _span(shapes: Sequence[Shape]) -> int:
-    return max(s.stages for s in shapes) * _unit_span(shapes)
-
-
-def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
-    work_rows, m = operations_of(schedule), schedule.shape.micro_batches
-    micro_batches, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
+def _keys(schedule: Schedule, extent: tuple[int, ...]) -> tuple[Rows, Rows, Rows]:
+    work_rows, shape = operations_of(schedule), schedule.shape
     role = per_kind(_role, np.int64)[work_rows.kind]
     keyed = np.flatnonzero((role >= 0) & work_rows.valid)
-    worker = work_rows.worker[keyed]
-    worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
-    home, index = np.divmod(work_rows.micro_batch[keyed], m)
-    unit = np.where(work_rows.micro_batch[keyed] < 0, worker, home * micro_batches + index)
-    key = role[keyed] * _span(shapes) + work_rows.stage[keyed] * _unit_span(shapes) + unit
+    place, micro_batch = np.divmod(work_rows.worker[keyed], shape.ranks), work_rows.micro_batch[keyed]
+    home = np.where(micro_batch < 0, place, np.divmod(micro_batch, shape.micro_batches))
+    key = role[keyed] * math.prod(extent) + np.ravel_multi_index((work_rows.stage[keyed], *home), extent)
     # An invalid schedule may run something twice; compare the first time.
-    key, place = np.unique(key, return_index=True)
-    return key, work_rows.row[keyed][place], worker[place]
+    key, first = np.unique(key, return_index=True)
+    return key, work_rows.row[keyed][first], np.ravel_multi_index(place, extent[1:])[first]
 
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Any, float]:
@@ -187,24 +181,24 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
 
     Workers are compared by name; whole backwards and their input halves are equal.
     """
-    shapes = first.schedule.shape, second.schedule.shape
-    a, b = (_programs(timeline, shapes) for timeline in (first, second))
+    extent = _extent([first.schedule.shape, second.schedule.shape])
+    a, b = (_programs(timeline, extent) for timeline in (first, second))
     divergences = []
     for worker in sorted(a.keys() | b.keys()):
         programs = zip_longest(a.get(worker, ()), b.get(worker, ()), fillvalue=(-1, -1))
-        at = next((ends for ends in programs if ends[0][0] != ends[1][0]), None)
-        if at is not None:
-            row, other = at[0][1], at[1][1]
+        row, other = next(((one[1], two[1]) for one, two in programs if one[0] != two[0]), (-1, -1))
+        if max(row, other) >= 0:
             time = float(first.start[row]) if row >= 0 else float(second.start[other])
             words = (_run_text(*end, worker) for end in ((first, row), (second, other)))
-            text = "worker {}: the first {}, the second {}".format(worker, *words)
-            divergences.append(Divergence(time, text, row, other))
+            divergences.append(
+                Divergence(time, "worker {}: the first {}, the second {}".format(worker, *words), row, other)
+            )
     return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 
-def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, list[tuple[int, int]]]:
+def _programs(timeline: Timeline, extent: tuple[int, ...]) -> dict[Worker, list[tuple[int, int]]]:
     """Return the key and row of each instruction of each worker, in the order of its program."""
-    keys, rows, _ = _keys(timeline.schedule, shapes)
+    keys, rows, _ = _keys(timeline.schedule, extent)
     order, schedule = np.argsort(rows, kind="stable"), timeline.schedule
     items = list(zip(keys[order].tolist(), rows[order].tolist(), strict=True))
     begins = np.searchsorted(schedule.columns.worker[rows[order]], np.arange(schedule.shape.worker_count + 1)).tolist()
@@ -243,10 +237,9 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     Args:
         seconds_per_unit: seconds per unit of the plan's times; None: the ratio of the matched instructions' work.
 
-    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if the
-    executed times violate causality, because the workers' clocks were not aligned, or nothing of the plan ran.
+    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if
+    nothing of the plan ran.
     """
-    require_one_clock(executed_step)
     begin = "both from their first start"
     if seconds_per_unit is not None:
         return seconds_per_unit, f"{begin}; the profile says seconds"
@@ -256,25 +249,6 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
     return executed / planned, f"{begin}; one unit of the plan is as long as it took on average"
-
-
-def require_one_clock(executed: Timeline) -> tuple[int, float]:
-    """Return (transfers checked, undetectable clock difference in seconds) of an executed timeline.
-
-    Activations and gradients cross between two workers in opposite directions. A clock shift therefore makes one of
-    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use. Raises
-    RecycleError if a value was used before it was sent.
-    """
-    violation = first_impossible(executed)
-    slack = executed.makespan * TOLERANCE
-    if violation is not None and violation.seconds > slack:
-        consumer, producer = (instruction_name(executed, row) for row in (violation.consumer, violation.producer))
-        raise RecycleError(
-            f"the clocks of this trace's workers are not aligned: {consumer} began {violation.seconds:.6g} s before"
-            f" {producer}; record the trace with one clock, or align the clocks"
-        )
-    leads = transfer_leads(executed)
-    return len(leads), float(max(0.0, leads.min())) if len(leads) else 0.0
 
 
 def scale_timeline(timeline: Timeline, scale: float) -> Timeline:

@@ -1,15 +1,17 @@
-"""Charts of a run (loss, live workers, iterations, parts of its time) and of a comparison of systems."""
+"""Charts of a run (loss, live workers, iterations, parts of its time), of workers, and of a comparison of systems."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
+from recycle.job.shape import Shape
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
@@ -73,6 +75,7 @@ LEGEND_ABOVE = {
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
 }
 BARS = {"yaxis": {"autorange": "reversed", "automargin": True}}
+UPRIGHT = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
 
 
@@ -90,11 +93,6 @@ def shares_figure(names: Sequence[str], parts: Mapping[str, tuple[Sequence[float
 def titled_axis(title: str, **options: Any) -> dict[str, Any]:
     text = {"text": title, "standoff": 6}
     return {"gridcolor": GRID, "zeroline": False, "automargin": True, "title": text, **options}
-
-
-def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
-    line = {"color": colour, "width": 1.5, "dash": dash}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 class Plot(NamedTuple):
@@ -132,7 +130,10 @@ def stacked_figure(plots: Sequence[Plot], title: str, marks: Sequence[Mark] = ()
     note = {**_NOTE, "xanchor": "left", "bgcolor": PAPER, "font": {"size": 11, "color": INK}}
     figure.update_layout(
         **layout,
-        shapes=[_line_at(x, *style) for x, _, style in marks],
+        shapes=[
+            {**UPRIGHT, "x0": x, "x1": x, "line": {"color": colour, "width": 1.5, "dash": dash}}
+            for x, _, (colour, dash) in marks
+        ],
         annotations=[{**note, "x": x, "yshift": ROW * (i % ROWS), "text": text} for i, (x, text) in enumerate(texts)],
         xaxis=titled_axis(title, anchor=f"y{len(plots)}", **options),
         uirevision=title,  # keeps the zoom when a live run is redrawn
@@ -211,8 +212,8 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) ->
     figure = run_figure({"": timed}, columns, "time", marks)
     for span in report.spans:
         if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall:
-            band = {"fillcolor": FILLS[span.part][0], "line": {"width": 0}, "layer": "below", "opacity": 0.3}
-            figure.add_shape(type="rect", x0=span.start, x1=span.end, y0=0, y1=1, yref="paper", **band)
+            band = {"type": "rect", "fillcolor": FILLS[span.part][0], "line": {"width": 0}, "opacity": 0.3}
+            figure.add_shape(UPRIGHT | band, x0=span.start, x1=span.end, layer="below")
     return figure
 
 
@@ -241,9 +242,8 @@ def _mark(change: GenerationChange, count: int) -> Mark:
 
 
 def parts_figure(report: RunReport) -> go.Figure:
-    wall = report.wall or 1.0
-    shares = {part: 100 * seconds / wall for part, seconds in report.parts.items() if seconds >= 1e-4 * wall}
-    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items()})
+    shares = {part: 100 * seconds / (report.wall or 1.0) for part, seconds in report.parts.items()}
+    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items() if share >= 0.01})
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -286,6 +286,27 @@ def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> 
     )
     axes = {"xaxis": titled_axis("period, in the unit of the times"), "yaxis": titled_axis(memory_title, **FROM_ZERO)}
     return figure.update_layout(frame(340, 30, BOTTOM), **axes)
+
+
+def workers_figure(shape: Shape, columns: Mapping[str, Sequence[float | None]]) -> go.Figure:
+    """Return a heat map of ranks and pipelines, with a button for each column of numbers by worker; None is a gap."""
+    size = shape.pipelines, shape.ranks
+    grids = {name: np.array(values, dtype=object).reshape(size).tolist() for name, values in columns.items()}
+    buttons = [
+        {"label": name, "method": "restyle", "args": [{"z": [grid], "colorbar.title.text": name}]}
+        for name, grid in grids.items()
+    ]
+    name, grid = next(iter(grids.items()))
+    hover = "worker %{y}.%{x}: %{z:.4g}<extra></extra>"
+    heat = go.Heatmap(z=grid, colorscale="Cividis", hovertemplate=hover, colorbar={"title": name})
+    place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    menu = {"type": "buttons", "direction": "right", "buttons": buttons, "showactive": False, **place}
+    titles = "pipeline", "rank (failed workers are empty)"
+    y, x = (
+        titled_axis(title, dtick=ceil(count / 16), showgrid=False) for title, count in zip(titles, size, strict=True)
+    )
+    layout = frame(150 + min(480, 28 * shape.pipelines), 72, BOTTOM)
+    return go.Figure(heat, layout | {"xaxis": x, "yaxis": y | {"autorange": "reversed"}, "updatemenus": [menu]})
 
 
 HOUR = 3600.0
@@ -348,16 +369,12 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         showlegend=False,
     )
     scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
-    note = {**_NOTE, "font": {"size": 11, "color": MUTED}}
-    return figure.update_layout(
-        frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS,
-        xaxis=titled_axis("samples per second", **FROM_ZERO),
-        shapes=[_line_at(rate, FAILURE, "dash" if row else "solid") for row, rate in enumerate(scaled.values())],
-        annotations=[
-            {**note, "x": rate, "yshift": 18 * row, "text": f"{name}, fault-scaled: {rate:.4g}"}
-            for row, (name, rate) in enumerate(scaled.items())
-        ],
-    )
+    for row, (name, rate) in enumerate(scaled.items()):
+        note = {"text": f"{name}, fault-scaled: {rate:.4g}", "yshift": 18 * row, "font": {"size": 11, "color": MUTED}}
+        line = {"color": FAILURE, "width": 1.5, "dash": "dash" if row else "solid"}
+        figure.add_vline(rate, line=line, annotation={**_NOTE, **note})
+    layout = frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS
+    return figure.update_layout(layout, xaxis=titled_axis("samples per second", **FROM_ZERO))
 
 
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:

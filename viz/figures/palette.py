@@ -67,21 +67,9 @@ def _whiter(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
 
 
-def _luminance(colour: str) -> float:
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def _shaded(paint: Paint, shade: int) -> Paint:
     fill = _whiter(paint.fill, _SHARES[shade])
-    is_dark = _luminance(fill) < 0.179
-    hatch = (
-        _whiter(fill, 0.45)
-        if not is_dark
-        else "#" + "".join(f"{int(fill[i : i + 2], 16) * 3 // 4:02X}" for i in (1, 3, 5))
-    )
-    return Paint(f"{paint.key}-{shade}", paint.name, fill, "#FFFFFF" if is_dark else "#000000", hatch)
+    return Paint(f"{paint.key}-{shade}", paint.name, fill, "#000000", _whiter(fill, 0.45))
 
 
 CHUNK_PAINTS = (PAINTS, *(tuple(_shaded(paint, shade) for paint in PAINTS) for shade in range(1, len(_SHARES))))

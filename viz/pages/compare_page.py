@@ -74,7 +74,7 @@ class ComparePage(Page):
             dcc.Dropdown(titles, first_choice(self.now()), id=self.name("chosen"), **options),
             parts.div(
                 "choices",
-                _choice("Colour", self.name("colour"), _COLOURS),
+                _choice("Color", self.name("colour"), _COLOURS),
                 _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
                 dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
             ),
@@ -102,7 +102,7 @@ class ComparePage(Page):
             ignored.append("the timelines have different workers, so their lanes cannot be interleaved")
         shades = [self._shades(pair, colour == "later" and pair.is_matched) for pair in comparison.pairs]
         is_shaded = colour == "later" and all(pair.is_matched for pair in comparison.pairs)
-        legends = [shade_legend(pair, comparison) for pair in comparison.pairs if is_shaded]
+        legends = [shade_legend(pair, comparison) if is_shaded else None for pair in comparison.pairs]
         first, *others = comparison.timelines
         common: dict[str, Any] = {
             "linked": self.prefix,
@@ -118,10 +118,10 @@ class ComparePage(Page):
             view = lanes_view(title, first, f"{self.prefix}-all", self.cache, rows=rows, extra=extra, **common)
             return [parts.problems(ignored), parts.div("linked", view, *legends)]
         views = [lanes_view(first.title, first, f"{self.prefix}-0", self.cache, **common)]
-        for place, (item, shade) in enumerate(zip(others, shades, strict=True), 1):
+        for place, (item, shade, legend) in enumerate(zip(others, shades, legends, strict=True), 1):
             own: dict[str, Any] = {
                 "extra": {"data-shades": json.dumps([shade])},
-                "legend": legends[place - 1] if legends else None,
+                "legend": legend,
                 "ghost": first if ghost and first.table.workers == item.table.workers else None,
             }
             name = f"{self.prefix}-{place}"

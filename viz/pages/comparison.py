@@ -23,7 +23,6 @@ from viz.analysis.differences import (
     first_order_divergence,
     first_start_difference,
     match,
-    require_one_clock,
     scale_timeline,
     split,
 )
@@ -160,13 +159,10 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
     aligned, notes = [], []
     for item in timelines:
         if item.known_context.executed:
-            transfers, uncertainty = require_one_clock(item.timeline)
-            checked = (
-                f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
-                f" {1000 * uncertainty:.3g} ms would not be detected."
-            )
-            unchecked = "It has no transfers, so its workers' clocks cannot be checked."
-            notes.append(f"{item.title}: from its first start. {checked if transfers else unchecked}")
+            clocks = item.timeline.clocks
+            if clocks is not None and clocks.conflict:
+                raise RecycleError(f"{item.title}: {clocks}")
+            notes.append(f"{item.title}: from its first start; {clocks}.")
             aligned.append(item)
             continue
         scale, method = align(item.timeline, executed.timeline, item.seconds_per_unit)

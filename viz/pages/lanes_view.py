@@ -56,6 +56,8 @@ def lanes_view(
         extra: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
     """
     table, unit = lanes.table, time_unit(lanes.table, span)
+    clocks = lanes.context and lanes.timeline.clocks
+    title += f"; {clocks}" if clocks and clocks.differed else ""
     view = parts.div(
         "lanes-view",
         parts.div("lanes-head", html.H3(title, title=title) if title else None, parts.div("lanes-tools")),

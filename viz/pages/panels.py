@@ -19,6 +19,7 @@ from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics, reroutings
 from viz.details import PEAK, memory_of_workers
 from viz.details import figures as figures_of
+from viz.figures.charts import workers_figure
 from viz.kinds import is_schedule_work, mark_text
 from viz.lane_cache import TimedLanes, TimelineContext
 from viz.numbers import PLACE_DIGITS, percent, short
@@ -146,7 +147,7 @@ def in_view(entry: TimedLanes, context: TimelineContext, request: Mapping[str, A
 
 
 def workers(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
-    """Build a row for each worker, equal ones in one row."""
+    """Build a row for each worker, equal ones in one row, and a heat map of several pipelines."""
     unit, timeline = entry.unit, context.timeline
     c, workers_of_grid = timeline.schedule.columns, list(timeline.schedule.shape.workers())
     sent = np.where(is_kind(c.kind, AsyncInstruction), timeline.end - timeline.start, 0.0)
@@ -160,9 +161,16 @@ def workers(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[
         [names[0] + (f", and {len(names) - 1} alike" if len(names) > 1 else ""), *texts]
         for texts, names in list(groups.items())[:MAX_WORKERS]
     ]
-    times = (f"{name}{unit.suffix}" for name in ("busy", "bubble", "inner bubble", "sending"))
+    times = tuple(f"{name}{unit.suffix}" for name in ("busy", "bubble", "inner bubble", "sending"))
     omitted = f"The first {MAX_WORKERS} of {len(groups)}. " if len(groups) > MAX_WORKERS else ""
-    return [parts.table(("worker", *times, "peak memory"), rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
+    content = [parts.table(("worker", *times, "peak memory"), rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
+    shape = timeline.schedule.shape
+    if shape.pipelines > 1:
+        busy, bubble = ([time and time * unit.scale for time in each] for each in columns[:2])
+        held = [each and each.amount for each in columns[-1]]
+        figure = workers_figure(shape, dict(zip((*times[:2], "peak memory"), (busy, bubble, held), strict=True)))
+        content.append(parts.figure_view(figure, "workers-figure", "Heat map of pipelines and ranks"))
+    return content
 
 
 def hits(entry: TimedLanes, context: TimelineContext, result: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
-from recycle.ir.check import Findings, explain
 from viz.figures.boxes import legend as entries_of
 from viz.lanes import LaneTable
 from viz.numbers import short
@@ -108,27 +107,6 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], kind: str = 
 
 def _row(first: Any, *others: Any, is_named: bool) -> html.Tr:
     return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
-
-
-def findings(title: str, found_items: Findings, max_rows: int, buttons: Sequence[object] = ()) -> html.Section:
-    rows = []
-    for place, finding in enumerate(found_items[:max_rows]):
-        rule = explain(finding.rule)
-        position = f"#{finding.position}" if finding.position is not None else ""
-        rows.append(
-            [
-                html.Span(finding.severity, className=f"severity {finding.severity}"),
-                html.Abbr(finding.rule, title=rule.documentation if rule else ""),
-                f"{finding.worker or ''} {position}".strip() or None,
-                html.Code(finding.instruction) if finding.instruction else None,
-                html.Div([finding.message, html.Div(finding.hint, className="hint")]),
-                *buttons[place : place + 1],
-            ]
-        )
-    head = ["", "rule", "worker, position", "instruction", "problem and remedy", *(buttons and [""])]
-    omitted = len(found_items[max_rows:]) + sum(found_items.more.values())
-    caption = f"The first {len(rows)}; {omitted:,} more from `recycle check`." if omitted else ""
-    return card(title, table(head, rows, "findings rules"), caption=caption)
 
 
 def cell_content(cell: object) -> str | Component:

@@ -5,6 +5,7 @@ One text field holds the workers. The page's address keeps it, so the browser's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from dash import ALL, Dash, Input, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
-from recycle.plans import Move
+from recycle.plans import Move, dead_roles
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
 from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
@@ -81,7 +82,7 @@ class PlansPage(Page):
         return " ".join(words)
 
     def library(self) -> html.Section:
-        entries, limits = self.what_if.entries(), self.what_if.limits
+        entries = self.what_if.entries()
         if not entries:
             return parts.card("Library", parts.empty_state("No plan library was given.", MAKE_LIBRARY))
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
@@ -104,8 +105,6 @@ class PlansPage(Page):
         caption = "Throughput is relative to the fault-free plan."
         if len(entries) > MAX_ENTRIES:
             caption += f" {len(entries) - MAX_ENTRIES:,} more are not listed."
-        if limits is not None:
-            caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
         return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
 
     def outcome_cards(self, text: str, history: Sequence[str], times: str = "") -> list[Any]:
@@ -172,7 +171,7 @@ class PlansPage(Page):
             return self.toggle(text, named_workers(pressed["workers"], self.what_if.shape))
         vector = [int(dead) for dead in pressed["vector"].split(",")]
         slow = parse(text, self.what_if.shape)
-        return self.require_plan(slow.with_failed(self.what_if.workers_of_vector(vector)))
+        return self.require_plan(slow.with_failed(dead_roles(self.what_if.shape, vector)))
 
     def search(self, text: str) -> tuple[bool, str]:
         condition, what_if = self._condition(text)
@@ -195,14 +194,8 @@ class PlansPage(Page):
 
     def download(self, text: str) -> dict[str, Any]:
         """Return file name and text of the plan for a download; `recycle check` and `recycle view` read it."""
-        condition = parse(text, self.what_if.shape)
-        slow = [str(worker) for worker, _ in condition.slow] + [f"{a}-{b}" for a, b, _ in condition.links]
-        parts_of_name = ["plan"]
-        for word, names in (("without", list(map(str, sorted(condition.failed)))), ("slow", slow)):
-            if names:
-                more = [f"and-{len(names) - 8}-more"] if len(names) > 8 else []
-                parts_of_name += [word, *names[:8], *more]
-        return {"content": self._outcome(text).plan.text(), "filename": "-".join(parts_of_name) + ".json"}
+        names = [re.sub("[>=:/]", "-", name) for name in parse(text, self.what_if.shape).names()[:8]]
+        return {"content": self._outcome(text).plan.text(), "filename": "-".join(["plan", *names]) + ".json"}
 
     def pressed_worker(self, choice: Any) -> Worker | None:
         """Return the worker whose name was pressed next to the canvas; None for other selections or in another mode."""
@@ -307,7 +300,7 @@ def _title(condition: Condition) -> str:
 
 def _vector(vector: Sequence[int]) -> str:
     ranks = [f"{dead} on rank {rank}" for rank, dead in enumerate(vector) if dead]
-    return ", ".join(ranks[:6]) + (" …" if len(ranks) > 6 else "") if ranks else "none"
+    return ", ".join(ranks) or "none"
 
 
 def _moved(outcome: PlannedOutcome) -> str:

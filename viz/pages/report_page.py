@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -69,30 +68,22 @@ class ReportPage(PageOfRun):
             cards.append(parts.card("What changes cost, in seconds", table, caption=CHANGES_CAPTION))
         return cards
 
-    def modes(self, first: int, last: int) -> str:
-        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
-        modes = [line.get("mode") for line in self.run.metrics if first <= line["step"] <= last]
-        counts = Counter(mode for mode in modes if isinstance(mode, str)).most_common()
-        if len(counts) < 2:
-            return "".join(mode for mode, _ in counts)
-        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
-
     def plans_in_use(self) -> html.Section:
         rows = []
         for segment in self.run.segments:
             schedule, context = self.run.plan(segment.plan), self.run.plan_context(segment.plan)
             bound = context.bound if context else None
-            measured = self.run.measured_period(segment.first, segment.last)
+            measured = self.run.trace and self.run.trace.period(segment.first, segment.last)
             rows.append(
                 [
                     segment.steps,
                     segment.workers,
                     segment.plan[:12] if segment.plan else None,
-                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
+                    schedule and schedule.optimizer,
                     short(context.timeline.period, PLACE_DIGITS) if context else None,
                     bound and short(bound[0], PLACE_DIGITS),
                     bound and percent(bound[1]),
-                    seconds_unit(measured).amount(measured) if measured is not None else None,
+                    measured and seconds_unit(measured).amount(measured),
                 ]
             )
         return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)

@@ -10,6 +10,7 @@ from dash import Dash, ctx, dcc, html, set_props
 from viz.figures.charts import curves_figure, event_text
 from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable, with_common_span
+from viz.numbers import is_number
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, PageOfRun, keep_in_address
@@ -84,7 +85,7 @@ class RunPage(PageOfRun):
         ]
         moments = [
             parts.tag(html.Button, f"{title}: step {step}", data_step=str(step))
-            for title, step in self.run.notable_steps
+            for title, step in self.run.notable_steps.items()
         ]
         return parts.div(
             "player",
@@ -120,8 +121,8 @@ class RunPage(PageOfRun):
         return [heading, *self.overview(), *cards]
 
     def events(self) -> Any:
-        rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in self.run.events[-MAX_EVENTS:]]
-        table = parts.table(("time", "event", "step", "details"), rows)
+        rows = [[e.get("time"), event_text(e), e.get("step"), _details(e)] for e in self.run.events[-MAX_EVENTS:]]
+        table = parts.table(("time (s)", "event", "step", "details"), rows)
         return table if rows else parts.empty_state("No events yet.")
 
     def facts(self) -> list[str]:
@@ -130,7 +131,7 @@ class RunPage(PageOfRun):
         if run.metrics:
             last = run.metrics[-1]
             words.append(f"{parts.count_text(len(run.metrics), 'step')} committed")
-            if isinstance(last.get("loss"), int | float):
+            if is_number(last.get("loss")):
                 words.append(f"last loss {last['loss']:.5g}")
             if run.evaluations:
                 step, loss = max(run.evaluations.items())
@@ -231,11 +232,6 @@ _MOVES = {
 def _failed(table: LaneTable) -> str:
     names = ", ".join(str(table.workers[lane]) for lane in table.failed.nonzero()[0].tolist())
     return f": {names} failed" if names else ""
-
-
-def _seconds(event: dict[str, Any]) -> str | None:
-    moment = event.get("time")
-    return f"{moment:.2f} s" if isinstance(moment, int | float) else None
 
 
 _NOT_DETAILS = "time", "kind", "worker", "step", "layout_limit"

@@ -8,8 +8,9 @@ from typing import Any
 
 from dash import html
 
+from recycle.ir.check import explain
 from viz.details import figures_table
-from viz.lane_cache import lanes_address
+from viz.lane_cache import lanes_address, plan_of
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
@@ -86,22 +87,21 @@ class SchedulePage(Page):
         return views
 
     def layout_of(self, file: ScheduleFile) -> Any:
-        schedule, plan = file.schedule, file.plan
+        schedule, plan = file.schedule, plan_of(file.schedule)
         moves = plan.moves if plan else ()
         rows: list[list[Any]] = []
         for worker in schedule.live:
             own_moves = [move for move in moves if move.worker == str(worker)]
             hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
-            kept_units = [unit for unit in hosted if not any(unit in range(*move.units) for move in own_moves)]
             copied = ", ".join(f"{_runs(range(*move.units))} from {move.source}" for move in own_moves)
             amount = sum(move.bytes for move in own_moves)
-            rows.append([str(worker), _runs(hosted), _runs(kept_units), copied, amount or None])
-        head = ("worker", "hosts layers", "already held", "copies layers", "bytes")
+            rows.append([str(worker), _runs(hosted), copied, amount or None])
+        head = ("worker", "hosts layers", "copies layers", "bytes")
         count = len({move.worker for move in moves})
         limit = f"; no layer moves: {plan.layout_limit}" if plan and plan.layout_limit else ""
         title = f"Layout of {file.name}{limit}: {parts.count_text(count, 'worker')}"
         title += f" {'takes' if count == 1 else 'take'} on layers"
-        ordered = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
+        ordered = sorted(rows, key=lambda row: not row[2])
         if len(ordered) > MAX_WORKERS:
             title += f"; {MAX_WORKERS} of {len(ordered)} workers, those that copy first"
         content = [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])]
@@ -110,9 +110,24 @@ class SchedulePage(Page):
 
 def findings_of(file: ScheduleFile, title: str, most: int, graph: int | None = None) -> Any:
     """Build the first findings in a file, each with a button that frames its places in timeline `graph` of the page."""
-    places = [file.places(finding)[:MAX_PLACES] for finding in file.findings[:most]]
-    buttons = [parts.show_button(each, graph=graph) if each else "" for each in places]
-    return parts.findings(title, file.findings, most, buttons) if file.findings else []
+    rows: list[list[object]] = []
+    for finding in file.findings[:most]:
+        rule, places = explain(finding.rule), file.places(finding)[:MAX_PLACES]
+        position = f"#{finding.position}" if finding.position is not None else ""
+        rows.append(
+            [
+                html.Span(finding.severity, className=f"severity {finding.severity}"),
+                html.Abbr(finding.rule, title=rule.documentation if rule else ""),
+                f"{finding.worker or ''} {position}".strip() or None,
+                html.Code(finding.instruction) if finding.instruction else None,
+                html.Div([finding.message, html.Div(finding.hint, className="hint")]),
+                parts.show_button(places, graph=graph) if places else "",
+            ]
+        )
+    head = ("", "rule", "worker, position", "instruction", "problem and remedy", "")
+    omitted = len(file.findings[most:]) + sum(file.findings.more.values())
+    caption = f"The first {len(rows)}; {omitted:,} more from `recycle check`." if omitted else ""
+    return parts.card(title, parts.table(head, rows, "findings rules"), caption=caption) if rows else []
 
 
 def _runs(units: Sequence[int]) -> str:

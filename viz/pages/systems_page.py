@@ -56,24 +56,27 @@ class SystemsPage(Page):
             parts.count_text(trace.failures, "failure"),
             f"{percent(trace.live)} alive on average",
         ]
-        ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
         rows = [
-            [system.name, system.layout, system.goodput, system.fault_free, percent(ratio.get(system.name, 0.0))]
+            [
+                system.name,
+                system.layout,
+                system.goodput,
+                system.fault_free,
+                percent(system.goodput / (system.fault_free or 1.0)),
+            ]
             if system.fits
             else [system.name, "does not fit", None, None, None]
             for system in systems
         ]
         best = max(systems, key=lambda system: system.goodput)
-        described = (
-            (
-                goodput_figure(trace, systems),
-                f"Goodput; {best.name} has most, {short(best.goodput)} samples per second",
-            ),
-            (rates_figure(trace, systems), "Throughput of each system over time, above the nodes alive"),
-            (lost_figure(systems), "Share of time that each system lost, by cause"),
-        )
+        described = {
+            f"Goodput; {best.name} has most, {short(best.goodput)} samples per second": goodput_figure(trace, systems),
+            "Throughput of each system over time, above the nodes alive": rates_figure(trace, systems),
+            "Share of time that each system lost, by cause": lost_figure(systems),
+        }
         goodput, rates, lost = (
-            parts.figure_view(figure, self.name(f"figure{n}"), text) for n, (figure, text) in enumerate(described)
+            parts.figure_view(figure, self.name(f"figure{n}"), text)
+            for n, (text, figure) in enumerate(described.items())
         )
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [

@@ -21,7 +21,7 @@ from recycle.ir import chrome
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import Forward
 from recycle.ir.native import words
-from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
+from recycle.ir.trace import Trace, TraceBuilder, away_from, executed_schedule
 from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
@@ -49,12 +49,13 @@ def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Eve
     c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))
+    rerouted = away_from(c, trace.role // trace.shape.ranks)
     for w in np.flatnonzero(np.diff(c.offsets)).tolist():
         rows = slice(int(c.offsets[w]), int(c.offsets[w + 1]))
         tids, head = chrome.process_head(w + 1, f"worker {workers[w]}", w, track[rows], start[rows], end[rows])
         yield from (event for event in head if (event["pid"], event["tid"]) not in named)
         named |= {(event["pid"], event["tid"]) for event in head}
-        columns = (track, trace.role, trace.step, trace.generation, trace.batch, c.pipeline, trace.rerouted, start, end)
+        columns = (track, trace.role, trace.step, trace.generation, trace.batch, c.pipeline, rerouted, start, end)
         lists = (column[rows].tolist() for column in columns)
         for name, tid, lane, role, step, generation, batch, home, away, begin, finish in zip(
             names[rows], tids, *lists, strict=True

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recycle import Job
+from recycle import Job, Worker
 from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import FAMILIES
@@ -117,6 +117,6 @@ def test_trace_holds_evaluations_and_iterations(launch: Run) -> None:
         forwards = [f"{stage}F{pipeline}.{j}" for stage in range(2) for pipeline in range(3) for j in range(2)]
         assert sorted(text for text in computed if "_" not in text) == sorted(3 * forwards)
         assert set(ran.batch.tolist()) == {0, 1, 2}
-        assert "1.1" not in map(str, ran.processes)
+        assert ran.shape.worker_index(Worker(1, 1)) not in ran.process
     lines = (struck.directory / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]

@@ -285,6 +285,9 @@ def test_an_exported_page_opens_from_disk_and_loads_nothing(journey: Any, run_di
     assert [name for name in loaded if not name.startswith("data:")] == []
 
 
+PANEL_FILLED = "() => [...document.querySelectorAll('.bench-panel')].some(panel => panel.innerText.trim())"
+
+
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_pages_are_accessible_and_load_nothing_from_elsewhere(
     chromium: Any, run_dir: Path, schedule_file: Path, healthy: Schedule, theme: str
@@ -303,7 +306,7 @@ def test_pages_are_accessible_and_load_nothing_from_elsewhere(
         tabs = page.locator(".bench-tab:visible")
         for place in range(tabs.count()):
             tabs.nth(place).click()
-            page.wait_for_timeout(250)
+            page.wait_for_function(PANEL_FILLED)
             faults |= set(page.evaluate(FAULTS))
         faults |= set(page.evaluate(FAULTS))
     loaded = page.evaluate("() => performance.getEntriesByType('resource').map(one => one.name)")
