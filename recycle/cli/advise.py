@@ -19,6 +19,7 @@ from recycle.cli.terminal import Result, print_table, progress_bars
 from recycle.errors import JobError, errors_as
 from recycle.files import write_whole, writing
 from recycle.job import Job, analytic
+from recycle.job.sections import AUTO
 from recycle.systems.cluster import CAUSES
 from recycle.systems.comparison import system_names
 from recycle.systems.failure_files import read_trace
@@ -78,6 +79,9 @@ def advise(
         compared = [advice.compare_with(setting, advised[0], names)] if seeds else []
     best = advised[0]
     assumptions = [*analytic.assumptions(best.job), *_assumptions(setting)]
+    if rate := any(each.copied for each in advised) and best.job.prices.host_bandwidth:
+        source = "four fifths of PCIe with 16 lanes" if setting.job.memory.host_bandwidth is None else "as set"
+        assumptions.append(f"offload: memory.host_bandwidth {rate:g} bytes per second per GPU and direction ({source})")
     if output is not None:
         write_whole(output, best.job.to_toml())
     figures_of_systems = comparison_as_json(best.job, compared, [])
@@ -146,6 +150,8 @@ def _as_json(each: Advice) -> dict[str, Any]:
         "spare_nodes": each.spares,
         "period": each.period,
         "memory": each.memory,
+        "offload": each.job.memory.offload == AUTO,
+        "bytes_to_host": each.copied,
         "samples_per_second": expected.samples_per_second,
         "fault_free": expected.fault_free,
         "effective": expected.effective,
@@ -195,7 +201,7 @@ def _row(number: int, each: Advice) -> tuple[str, ...]:
         _shape(each),
         chunks,
         f"{job.shape.micro_batches} of {candidate.micro_batch}",
-        candidate.recompute,
+        f"offload {each.copied / 2**30:.0f} GiB" if each.copied else candidate.recompute,
         optimizer,
         str(each.spares),
         f"{each.period:.4g} s",
