@@ -29,6 +29,7 @@ from recycle.ir.instruction import Offload
 from recycle.ir.simulate import timeline_of
 from recycle.job import Job, PricedJob
 from recycle.job.profile import Profile
+from recycle.job.rules import require_possible
 from recycle.job.sections import AUTO
 from recycle.plans import Vector, with_updates_of
 from recycle.solve.normalize import StageBounds
@@ -184,8 +185,9 @@ def advise(
     those that differ only in the size of a micro-batch the best one.
 
     Raises:
-        JobError: no candidate fits into memory.
+        JobError: no candidate fits into memory, or a key of the job was set to an impossible value.
     """
+    require_possible(setting.job)
     report = progress or (lambda phase, done, total: None)
     job, dead, priced, planned, best = setting.job, setting.dead(), 0, 0, dict[Candidate, Advice]()
     most = most_samples(job)

@@ -110,6 +110,7 @@ def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
     with all activations on the device, then with copies of them on the host.
     """
     best, least = None, inf
+    offloads = candidate.recompute == "none" and job.planner.layout == "fixed"
     for staggered, undo in ((True, "device"), (True, "host"), (False, "device")):
         shaped = replace(
             job,
@@ -144,7 +145,7 @@ def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
         except JobError:
             return None
         offloaded = replace(priced, memory=replace(priced.memory, offload=AUTO))
-        for way in (priced, offloaded)[: 1 + (candidate.recompute == "none")]:
+        for way in (priced, offloaded)[: 1 + offloads]:
             period, is_free = least_period(way)
             if period < least:
                 best, least = way, period
