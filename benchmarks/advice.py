@@ -28,13 +28,11 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from recycle.advice.advise import Advice, Setting, advice_of, advise, simulate, with_value
+from recycle.advice.advise import Advice, Setting, advice_of, advise, first_plan, simulate, with_value
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period
 from recycle.advice.expectation import DAY, FailureModel, effective_share
 from recycle.job import Job
-from recycle.solve.problem import Problem
 from recycle.systems.failures import FailureTrace
-from recycle.systems.recycle import first_period
 
 JOB = """
 [shape]
@@ -167,7 +165,7 @@ def random_advice(setting: Setting, seed: int) -> Iterator[Advice]:
     for candidate in every:
         job = job_of(setting.job, candidate, setting.per_node)
         if job is not None and least_period(job)[0] < inf:
-            yield advice_of(setting, candidate, job, first_period(Problem.from_job(job)), dead)
+            yield advice_of(setting, candidate, job, first_plan(job)[0], dead)
 
 
 def compared(seed: int, highest: float = 60.0, traces: int = 12) -> Comparison:

@@ -301,14 +301,21 @@ class TraceSummary(Struct, frozen=True):
     references: dict[str, ReferenceGoodput]
 
 
+class Table(Struct, frozen=True):
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
 class SystemComparison(Struct, frozen=True):
-    """All systems on all traces, as `recycle compare --json` prints them."""
+    """All systems on all traces, as `recycle compare --json` prints them; `tables` are those of `recycle advise`."""
 
     format: str
     shape: str
     traces: list[TraceSummary]
     systems: list[SystemResult]
     assumptions: list[str] = []
+    tables: list[Table] = []
 
     def results(self, place: int) -> list[SystemResult]:
         """Return the systems on the trace with index `place`; results are ordered by trace."""

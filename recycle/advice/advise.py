@@ -14,22 +14,36 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from recycle.advice.candidates import Candidate, candidates, job_of, least_period, most_samples, sequences
+from recycle.advice.candidates import (
+    MICRO_BATCHES,
+    Candidate,
+    candidates,
+    job_of,
+    least_period,
+    most_samples,
+    sequences,
+)
 from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect
 from recycle.errors import JobError
+from recycle.ir.instruction import Offload
+from recycle.ir.simulate import timeline_of
 from recycle.job import Job, PricedJob
-from recycle.job.analytic import GPUS
-from recycle.plans import Vector
+from recycle.job.profile import Profile
+from recycle.job.rules import require_possible
+from recycle.job.sections import AUTO
+from recycle.plans import Vector, with_updates_of
 from recycle.solve.normalize import StageBounds
+from recycle.solve.offload import GROWTHS, ROOMS, with_offloads
 from recycle.solve.problem import Problem
+from recycle.solve.template import template_problem
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.comparison import Comparison, make_system, references
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.recycle import ReCycle, first_period, rank_loads
+from recycle.systems.recycle import ReCycle, first_order, first_period, rank_loads
 from recycle.systems.scenario import Scenario
 
-MOST_PLANNED = 15
-"""Candidates that the planner prices at most."""
+LEAST_PLANNED = 20
+"""Candidates that the planner may price, however few are returned."""
 Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done, and the total."""
 
@@ -41,6 +55,7 @@ class Advice:
     Attributes:
         period: of the planner's first plan, in seconds.
         spares: nodes that the configuration leaves free.
+        copied: bytes of activations that the fullest worker copies to the host in an iteration, and back.
         simulated: outcomes of the simulation, one per seed.
     """
 
@@ -49,6 +64,7 @@ class Advice:
     period: float
     spares: int
     expected: Expectation
+    copied: float = 0.0
     simulated: tuple[Outcome, ...] = ()
 
     @property
@@ -115,6 +131,7 @@ class _Bound(NamedTuple):
     candidate: Candidate
     job: PricedJob | None = None
     period: float = 0.0
+    copied: float = 0.0
     advice: Advice | None = None
     is_planned: bool = False
 
@@ -164,13 +181,13 @@ def advise(
     """Return the best configurations, by expected samples per second, with their simulations.
 
     A candidate's rate is bounded by the work of its layers at first, then by its priced job, then by the planner's
-    first plan, for as many as can be among the first `count`; at most `MOST_PLANNED` are planned, and the bound of
-    the others counts as their period. Of candidates that differ only in the size of a micro-batch, the best one is
-    returned.
+    first plan, for as many as can be among the first `count`, up to a limit. Only planned ones are returned, and of
+    those that differ only in the size of a micro-batch the best one.
 
     Raises:
-        JobError: no candidate fits into memory.
+        JobError: no candidate fits into memory, or a key of the job was set to an impossible value.
     """
+    require_possible(setting.job)
     report = progress or (lambda phase, done, total: None)
     job, dead, priced, planned, best = setting.job, setting.dead(), 0, 0, dict[Candidate, Advice]()
     most = most_samples(job)
@@ -178,12 +195,12 @@ def advise(
         _Bound(-most(candidate), -candidate.micro_batch, number, candidate)
         for number, candidate in enumerate(candidates(job, setting.gpus, setting.per_node))
     ]
-    total = len(bounds)
+    total, most_planned = len(bounds), max(LEAST_PLANNED, count * len(MICRO_BATCHES))
     heapify(bounds)
     while bounds and len(best) < count:
         bound = heappop(bounds)
         alike = bound.candidate._replace(micro_batch=0)
-        if alike in best:
+        if alike in best or (planned == most_planned and not bound.is_planned):
             continue
         if bound.job is None:
             priced += 1
@@ -196,15 +213,13 @@ def advise(
         if bound.advice is not None and bound.is_planned:
             best[alike] = bound.advice
             continue
-        if bound.advice is not None and planned < MOST_PLANNED:
+        if bound.advice is not None:
             planned += 1
-            period = first_period(Problem.from_job(bound.job))
-            report("plans", planned, MOST_PLANNED)
-            bound = bound._replace(period=period, is_planned=True)
-        elif bound.advice is not None:
-            bound = bound._replace(is_planned=True)
+            period, copied = first_plan(bound.job)
+            report("plans", planned, most_planned)
+            bound = bound._replace(period=period, copied=copied, is_planned=True)
         assert bound.job is not None
-        advice = advice_of(setting, bound.candidate, bound.job, bound.period, dead)
+        advice = advice_of(setting, bound.candidate, bound.job, bound.period, dead, bound.copied)
         heappush(bounds, bound._replace(rate=-advice.expected.samples_per_second, advice=advice))
     if not best:
         shown = f"{job.model.layers} layers and a global batch of {sequences(job)} sequences"
@@ -220,10 +235,12 @@ def advise(
     return advised
 
 
-def advice_of(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
+def advice_of(
+    setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes, copied: float = 0.0
+) -> Advice:
     scenario = dataclasses.replace(Scenario.of(job), failure_rate=dead.failed / setting.nodes)
     spares = setting.nodes - scenario.nodes
-    return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares))
+    return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares), copied)
 
 
 def simulate(setting: Setting, advice: Advice, traces: Sequence[FailureTrace]) -> list[Outcome]:
@@ -264,6 +281,31 @@ def with_spares(trace: FailureTrace, used: int) -> FailureTrace:
     return FailureTrace(trace.name, used, up, tuple(changes), trace.end, trace.notes, slow)
 
 
+def first_plan(job: PricedJob) -> tuple[float, float]:
+    """Return the period of a first fault-free plan, and the bytes that its fullest worker copies to the host.
+
+    With offloads, the order is one for a looser limit (`solve.offload`): tighter ones are tried until the period grows.
+    """
+    problem, limits = Problem.from_job(job), job.limits
+    if job.memory.offload != AUTO or limits is None:
+        return first_period(problem), 0.0
+    best, copied = inf, 0.0
+    problem, job = template_problem(problem, job.shape.micro_batches), replace(job, grid=replace(job.grid, pipelines=1))
+    held = np.array(job.prices.per_stage("activation", job.shape.stages))
+    for growth in (inf, *reversed(GROWTHS)):
+        looser = dataclasses.replace(problem, cap=tuple(np.floor(growth * np.array(limits)).tolist()))
+        schedule = with_updates_of(looser.schedule(first_order(looser).order), job)
+        plan = with_offloads(schedule, job.prices, limits, ROOMS[-1])
+        period = inf if plan is None else timeline_of(plan, job.prices).period
+        if period > best:
+            break
+        if plan is not None:
+            leaves = plan.columns.kind == Offload.kind
+            weights = held[plan.columns.stage[leaves]]
+            best, copied = period, float(np.bincount(plan.columns.worker[leaves], weights, 1).max())
+    return best, copied
+
+
 CHANGES: dict[str, tuple[str, float]] = {
     "the failure rate doubles": ("failures.rate", 2.0),
     "the slowest tenth of repairs takes twice as long": ("failures.repair_p90", 2.0),
@@ -271,6 +313,7 @@ CHANGES: dict[str, tuple[str, float]] = {
     "detection takes six times as long": ("pauses.detect", 6.0),
     "kernels reach 0.8 of the assumed speed": ("analytic.achieved", 0.8),
     "links between nodes have half the bandwidth": ("analytic.link_bandwidth", 0.5),
+    "links to the host have half the bandwidth": ("memory.host_bandwidth", 0.5),
 }
 """Changes of the input for the sensitivity: text -> (key, factor)."""
 
@@ -286,10 +329,12 @@ class Sensitivity:
 
 def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity]:
     """Return the effects of `CHANGES` on the advised configurations, in closed form; the strongest first."""
-    result = []
+    result, prices = [], advised[0].job.prices
     for text, (key, factor) in CHANGES.items():
+        if "host" in key and not any(each.copied for each in advised):
+            continue
         try:
-            changed = with_value(setting, key, value_of(setting, key) * factor)
+            changed = with_value(setting, key, _value_of(setting, prices, key) * factor)
         except JobError:  # a share above 1
             continue
         dead, rates = changed.dead(), dict[Candidate, float]()
@@ -305,11 +350,11 @@ def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity
     return sorted(result, key=lambda each: each.samples_per_second)
 
 
-def value_of(setting: Setting, key: str) -> float:
+def _value_of(setting: Setting, prices: Profile, key: str) -> float:
     section, _, name = key.partition(".")
-    if key == "analytic.link_bandwidth" and setting.job.analytic.link_bandwidth is None:
-        return GPUS[setting.job.analytic.gpu].link
-    return float(getattr(setting.failures if section == "failures" else getattr(setting.job, section), name))
+    links = {"link_bandwidth": prices.bandwidth, "host_bandwidth": prices.host_bandwidth}
+    source = setting.failures if section == "failures" else getattr(setting.job, section)
+    return float(links.get(name) or getattr(source, name))
 
 
 def with_value(setting: Setting, key: str, value: object) -> Setting:

@@ -106,10 +106,11 @@ def most_samples(job: Job) -> Callable[[Candidate], float]:
 def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
     """Return the job in a candidate's configuration, with prices; None if it is impossible or does not fit.
 
-    The optimizer's mode is the fastest one by `least_period`: staggered with the undo on the device or the host, or
-    not staggered.
+    By `least_period` the fastest of these: staggered with the undo on the device or the host, or not staggered, each
+    with all activations on the device, then with copies of them on the host.
     """
     best, least = None, inf
+    offloads = candidate.recompute == "none" and job.planner.layout == "fixed"
     for staggered, undo in ((True, "device"), (True, "host"), (False, "device")):
         shaped = replace(
             job,
@@ -123,7 +124,7 @@ def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
                 tensor_parallel=candidate.tensor_parallel,
             ),
             times=replace(job.times, profile=ANALYTIC),
-            memory=replace(job.memory, limit=AUTO, activation=None, static=None),
+            memory=replace(job.memory, limit=AUTO, activation=None, static=None, offload="off"),
             data=replace(job.data, micro_batch_size=candidate.micro_batch),
             model=replace(job.model, recompute=candidate.recompute, split=None),
             train=replace(job.train, sharded_optimizer=candidate.sharded, undo=undo),
@@ -143,35 +144,46 @@ def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
             )
         except JobError:
             return None
-        period, is_free = least_period(priced)
-        if period < least:
-            best, least = priced, period
-        if is_free:
-            break
+        offloaded = replace(priced, memory=replace(priced.memory, offload=AUTO))
+        for way in (priced, offloaded)[: 1 + offloads]:
+            period, is_free = least_period(way)
+            if period < least:
+                best, least = way, period
+            if is_free:
+                return best
     return best
 
 
 def least_period(job: PricedJob) -> tuple[float, bool]:
     """Return a lower bound of the fault-free period in seconds, and whether memory does not raise it.
 
-    A worker computes all its micro-batches, sums and steps. A micro-batch occupies memory at a stage from the start of
-    its F there to the end of its I, at least the time through all later stages and back. Infinite if not even one
-    micro-batch fits.
+    A worker computes all its micro-batches, sums and steps. A stage runs every I and W after the first micro-batch has
+    passed the later stages and returned. A micro-batch occupies memory at a stage from the start of its F there to the
+    end of its I, which is at least the time there and back. One that is on the host meanwhile occupies memory for its
+    F, its I and two copies; the copies to the host follow each other. Infinite if not even one micro-batch fits.
     """
-    shape, prices = job.shape, job.prices
-    stages, limits = shape.stages, job.limits
-    forward, backward = prices.per_stage("forward", stages), prices.per_stage("backward_input", stages)
-    weight = prices.per_stage("backward_weight", stages)
-    once = [
-        sum(each) for each in zip(*(prices.per_stage(n, stages) for n in ("reduce", "step", "gather")), strict=True)
-    ]
+    shape, prices, limits = job.shape, job.prices, job.limits
+    stages, count = shape.stages, shape.micro_batches
+    forward, backward, weight, copy, *once = (
+        prices.per_stage(name, stages)
+        for name in ("forward", "backward_input", "backward_weight", "host_copy", "reduce", "step", "gather")
+    )
+    there_and_back = [sum(forward[s:]) + sum(backward[s:]) for s in range(stages)]
     busy = kept = 0.0
     for rank in range(shape.ranks):
-        own = shape.stages_of_rank(rank)
-        busy = max(busy, sum(shape.micro_batches * (forward[s] + backward[s] + weight[s]) + once[s] for s in own))
-        if limits is not None:
-            if limits[rank] < len(own):
-                return inf, False
-            held = sum(sum(forward[s:]) + sum(backward[s:]) for s in own)
-            kept = max(kept, shape.micro_batches * held / limits[rank])
+        own, load = shape.stages_of_rank(rank), 0.0
+        for s in own:
+            later = count * (backward[s] + weight[s]) + sum(each[s] for each in once)
+            load += count * forward[s] + later
+            busy = max(busy, load, there_and_back[s] - backward[s] + later)
+        if limits is None:
+            continue
+        if limits[rank] < len(own):
+            return inf, False
+        room, held = limits[rank], sum(there_and_back[s] for s in own)
+        if job.memory.offload == AUTO:
+            away = {s: max(0.0, there_and_back[s] - forward[s] - backward[s] - 2 * copy[s]) for s in own}
+            kept = max(kept, count * (held - sum(away.values())) / room)
+            room += max(away[s] / copy[s] for s in own)
+        kept = max(kept, count * held / room)
     return max(busy, kept), kept <= busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,14 @@ import typer
 from msgspec import to_builtins
 
 from recycle.advice import advise as advice
-from recycle.advice.advise import Advice, Setting
+from recycle.advice.advise import Advice, Sensitivity, Setting
 from recycle.advice.expectation import FailureModel
 from recycle.cli.compare import comparison_as_json
 from recycle.cli.terminal import Result, print_table, progress_bars
 from recycle.errors import JobError, errors_as
 from recycle.files import write_whole, writing
 from recycle.job import Job, analytic
+from recycle.job.sections import AUTO
 from recycle.systems.cluster import CAUSES
 from recycle.systems.comparison import system_names
 from recycle.systems.failure_files import read_trace
@@ -78,9 +80,12 @@ def advise(
         compared = [advice.compare_with(setting, advised[0], names)] if seeds else []
     best = advised[0]
     assumptions = [*analytic.assumptions(best.job), *_assumptions(setting)]
+    if rate := any(each.copied for each in advised) and best.job.prices.host_bandwidth:
+        source = "four fifths of PCIe with 16 lanes" if setting.job.memory.host_bandwidth is None else "as set"
+        assumptions.append(f"offload: memory.host_bandwidth {rate:g} bytes per second per GPU and direction ({source})")
     if output is not None:
         write_whole(output, best.job.to_toml())
-    figures_of_systems = comparison_as_json(best.job, compared, [])
+    figures_of_systems, tables = comparison_as_json(best.job, compared, []), _tables(setting, advised, effects)
     if save is not None:
         named = [
             replace(each.simulated[0], system=f"{n}: {_shape(each)}") for n, each in enumerate(advised, 1) if seeds
@@ -88,7 +93,8 @@ def advise(
         saved = [replace(each, outcomes=(*named, *each.outcomes[1:])) for each in compared]
         with writing(save):
             save.mkdir(parents=True, exist_ok=True)
-        write_whole(save / "comparison.json", json.dumps(comparison_as_json(best.job, saved, [])) + "\n")
+        page = comparison_as_json(best.job, saved, []) | {"tables": tables, "assumptions": assumptions}
+        write_whole(save / "comparison.json", json.dumps(page) + "\n")
     figures = {
         "format": "recycle-advice",
         "gpus": gpus,
@@ -102,21 +108,18 @@ def advise(
     }
 
     def show_all() -> None:
-        _print(setting, advised)
-        print("\nif the input changes, samples per second of the first configuration, and the best of these")
-        for effect in effects:
-            number = next(n for n, each in enumerate(advised, 1) if each.candidate == effect.best)
-            also = "" if number == 1 else f"; configuration {number} is better"
-            now = best.expected.samples_per_second
-            change = f" ({effect.samples_per_second / now - 1:+.1%})" if now else ""
-            print(f"  {effect.change}: {effect.samples_per_second:.4g}{change}{also}")
+        for table in tables:
+            print(table["title"])
+            print_table(table["head"], table["rows"], left=("T x P x D", "optimizer", "if", "best"))
+            print()
         for comparison in compared:
-            print("\nother systems on the same workers and failures")
+            print("Other systems on the same workers and failures")
             rows = [
                 (o.system, o.layout or "does not fit", f"{o.goodput:.4g}", f"{o.ettr:.2%}") for o in comparison.outcomes
             ]
             print_table(("system", "runs", "samples/s", "effective"), rows, left=("system", "runs"))
-        print("\nassumptions")
+            print()
+        print("Assumptions")
         print("\n".join(f"  {line}" for line in assumptions))
         if output is not None:
             print(f"\nwrote {output}")
@@ -146,6 +149,8 @@ def _as_json(each: Advice) -> dict[str, Any]:
         "spare_nodes": each.spares,
         "period": each.period,
         "memory": each.memory,
+        "offload": each.job.memory.offload == AUTO,
+        "bytes_to_host": each.copied,
         "samples_per_second": expected.samples_per_second,
         "fault_free": expected.fault_free,
         "effective": expected.effective,
@@ -155,55 +160,58 @@ def _as_json(each: Advice) -> dict[str, Any]:
     }
 
 
-def _print(setting: Setting, advised: Sequence[Advice]) -> None:
+def _tables(setting: Setting, advised: Sequence[Advice], effects: Sequence[Sensitivity]) -> list[dict[str, Any]]:
     days = setting.trace.end / 86400 if setting.trace else setting.days
-    print(f"{setting.gpus} GPUs, {setting.nodes} nodes, {days:g} days")
-    titles = (
-        "",
-        "T x P x D",
-        "V",
-        "micro-batches",
-        "recompute",
-        "optimizer",
-        "spares",
-        "period",
-        "GiB",
-        "samples/s",
-        "effective",
-        "simulated",
-    )
-    print_table(titles, [_row(number, each) for number, each in enumerate(advised, 1)], left=("T x P x D", "optimizer"))
-    causes = [cause for cause in CAUSES if any(each.expected.lost.get(cause, 0) >= 5e-5 for each in advised)]
-    if causes:
-        print("\nlost time, in percent")
-        rows = [(str(n), *(f"{100 * each.expected.lost[c]:.2f}" for c in causes)) for n, each in enumerate(advised, 1)]
-        print_table(("", *causes), rows)
+    lost = [each.expected.lost for each in advised]
+    causes = [cause for cause in CAUSES if any(each.get(cause, 0) >= 5e-5 for each in lost)]
+    numbers = {each.candidate: str(number) for number, each in enumerate(advised, 1)}
+    now = advised[0].expected.samples_per_second or inf
+    tables = {
+        f"{setting.gpus} GPUs, {setting.nodes} nodes, {days:g} days": list(map(_row, numbers.values(), advised)),
+        "Lost time, in percent": [
+            {"": number, **{cause: f"{100 * each[cause]:.2f}" for cause in causes}}
+            for number, each in zip(numbers.values(), lost, strict=True)
+        ],
+        "If the input changes: the first configuration, and the best of these": [
+            {
+                "if": each.change,
+                "samples/s": f"{each.samples_per_second:.4g}",
+                "change": f"{each.samples_per_second / now - 1:+.1%}",
+                "best": numbers[each.best],
+            }
+            for each in effects
+        ],
+    }
+    return [
+        {"title": title, "head": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+        for title, rows in tables.items()
+        if rows and len(rows[0]) > 1
+    ]
 
 
 def _shape(each: Advice) -> str:
     return f"{each.candidate.tensor_parallel} x {each.candidate.ranks} x {each.candidate.pipelines}"
 
 
-def _row(number: int, each: Advice) -> tuple[str, ...]:
+def _row(number: str, each: Advice) -> dict[str, str]:
     candidate, job, expected = each.candidate, each.job, each.expected
     seen = sorted(outcome.goodput for outcome in each.simulated)
-    chunks = str(candidate.chunks) if candidate.placement == "loop" else f"{candidate.chunks} (v)"
     optimizer = ("staggered" if job.planner.staggered else "barrier") + (", sharded" if candidate.sharded else "")
     optimizer += ", undo on the host" if job.planner.staggered and job.train.undo == "host" else ""
-    return (
-        str(number),
-        _shape(each),
-        chunks,
-        f"{job.shape.micro_batches} of {candidate.micro_batch}",
-        candidate.recompute,
-        optimizer,
-        str(each.spares),
-        f"{each.period:.4g} s",
-        f"{each.memory / 2**30:.1f}",
-        f"{expected.samples_per_second:.4g}",
-        f"{expected.effective:.2%}",
-        f"{seen[0]:.4g} to {seen[-1]:.4g}" if seen else "",
-    )
+    return {
+        "": number,
+        "T x P x D": _shape(each),
+        "V": str(candidate.chunks) if candidate.placement == "loop" else f"{candidate.chunks} (v)",
+        "micro-batches": f"{job.shape.micro_batches} of {candidate.micro_batch}",
+        "recompute": f"offload {each.copied / 2**30:.0f} GiB" if each.copied else candidate.recompute,
+        "optimizer": optimizer,
+        "spares": str(each.spares),
+        "period": f"{each.period:.4g} s",
+        "GiB": f"{each.memory / 2**30:.1f}",
+        "samples/s": f"{expected.samples_per_second:.4g}",
+        "effective": f"{expected.effective:.2%}",
+        "simulated": f"{seen[0]:.4g} to {seen[-1]:.4g}" if seen else "",
+    }
 
 
 def _assumptions(setting: Setting) -> list[str]:

@@ -71,7 +71,7 @@ def compare(
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or scenario.nodes)]
     with _bar(len(names) * len(traces)) as report:
         results = comparison.compare(scenario, traces, names, seed, report)
-    dead = comparison.at_dead_shares(scenario, names, seed=seed)
+    dead = comparison.at_dead_shares(scenario, names, seed=seed, fault_free=results[0].references)
     figures = comparison_as_json(loaded, results, dead)
     if save is not None:
         _save(save, results[0], after)

@@ -223,7 +223,7 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     step = [MEAN * min(pieces.stepped, each / (weigh.state + weigh.gradient)) for each in held]
     static = [sum(each) for each in zip(held, step, stage_sums(cut, "undo"), strict=True)]
     gpu = GPUS[job.analytic.gpu]
-    changes: dict[str, Any] = {"static": static, "capacity": usable_bytes(gpu.memory)}
+    changes: dict[str, Any] = {"static": static, "capacity": usable_bytes(gpu.memory), "host_bandwidth": gpu.host_link}
     if job.train.sharded_optimizer:
         plain = with_shards(job, plain, held)
 

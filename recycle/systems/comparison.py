@@ -146,10 +146,19 @@ class DeadShare:
 
 
 def at_dead_shares(
-    scenario: Scenario, systems: Sequence[str], sets: int = 1, seed: int = 0, shares: Sequence[float] = SHARES
+    scenario: Scenario,
+    systems: Sequence[str],
+    sets: int = 1,
+    seed: int = 0,
+    shares: Sequence[float] = SHARES,
+    fault_free: Sequence[Reference] = (),
 ) -> list[DeadShare]:
-    """Return throughput with dead nodes and without pauses: `sets` random dead sets per share."""
-    fault_free = [reference for reference in references(scenario) if reference.samples_per_second]
+    """Return throughput with dead nodes and without pauses: `sets` random dead sets per share.
+
+    Args:
+        fault_free: those of the scenario if known.
+    """
+    fault_free = [each for each in fault_free or references(scenario) if each.samples_per_second]
     instances = {name: KNOWN[name](scenario) for name in systems}
     results = []
     for share in shares:

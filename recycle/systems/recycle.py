@@ -35,7 +35,7 @@ from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Worker
 from recycle.plans import Plan, Vector, arrange, dead_roles, plan_key
 from recycle.solve.bounds import closed_form
-from recycle.solve.effort import Effort
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.normalize import StageBounds, cheapest
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
@@ -372,10 +372,15 @@ def rank_loads(job: PricedJob, hosts: np.ndarray) -> np.ndarray:
 
 
 def first_period(problem: Problem) -> float:
+    return first_order(problem).period
+
+
+def first_order(problem: Problem) -> Incumbent:
+    """Return the order of the list scheduler; of one pipeline if all are alike."""
     if not problem.dead and problem.peers_are_alike:
         problem = template_problem(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))
-    return find_initial_order(problem, Effort(closed_form(problem)), policies).best.period
+    return find_initial_order(problem, Effort(closed_form(problem)), policies).best
 
 
 def _misfit(scenario: Scenario, job: PricedJob) -> DoesNotFit | None:

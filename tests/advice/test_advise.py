@@ -7,15 +7,14 @@ from math import exp, inf
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_in
 
 from benchmarks.advice import JOB, compared, published
-from recycle.advice.advise import Setting, advice_of, advise, sensitivity, simulate, with_spares
+from recycle.advice.advise import Setting, advice_of, advise, first_plan, sensitivity, simulate, with_spares, with_value
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period, most_samples, sequences
 from recycle.advice.expectation import DeadNodes, FailureModel, effective_share, expect
 from recycle.job import Job
-from recycle.solve.problem import Problem
 from recycle.systems.failures import ANNOUNCED, FailureTrace, NodeChange
-from recycle.systems.recycle import first_period
 from recycle.systems.scenario import Scenario
 
 FAILURES = FailureModel(rate=20.0, repair_median=10.0, repair_p90=60.0)
@@ -40,8 +39,30 @@ def test_each_candidate_keeps_batch_and_gpus_and_no_first_plan_is_below_its_boun
         if period < inf:
             planned += 1
             assert sequences(job) / period <= most(candidate) * (1 + 1e-9)
-            assert first_period(Problem.from_job(shaped)) >= period * (1 - 1e-9)
+            assert first_plan(shaped)[0] >= period * (1 - 1e-9)
     assert planned > 5
+
+
+def test_activations_go_to_the_host_where_its_link_makes_that_faster_than_recomputing_them() -> None:
+    given = with_value(with_value(setting(per_node=1), "model.layers", 64), "model.sequence", 8192)
+    candidate = Candidate(1, 4, 4, 1, 2, "v", "none", True)
+    job = job_of(given.job, candidate, 1)
+    assert job is not None
+    assert job.memory.offload == "auto"
+    bound, (period, copied) = least_period(job)[0], first_plan(job)
+    assert bound <= period < bound * 1.3
+    # the fullest worker copies most of its 16 micro-batches of two chunks
+    stages = job.prices.per_stage("activation", 8)
+    assert 16 * min(stages) < copied < 32 * max(stages)
+    for recompute, offload in (("full", "off"), ("none", "off")):
+        memory, model = replace_in(job.memory, offload=offload), replace_in(job.model, recompute=recompute)
+        other = job.with_sections(memory=memory, model=model)
+        assert min(least_period(other)[0], first_plan(other)[0]) > 1.1 * period
+    found = advice_of(given, candidate, job, period, given.dead(), copied)
+    assert len(sensitivity(given, [found])) == len(sensitivity(given, [replace(found, copied=0.0)])) + 1
+    slow = job_of(with_value(given, "memory.host_bandwidth", "1 MB").job, candidate, 1)
+    assert slow is not None
+    assert slow.memory.offload == "off"
 
 
 def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares() -> None:

@@ -37,7 +37,12 @@ def test_without_seeds_nothing_is_simulated(command: Command) -> None:
     told = command("advise job.toml --gpus 16 --gpus-per-node 2 --count 1 --seeds 0 --save saved --json")
     assert told.status == 0
     assert (told.json["systems"], told.json["configurations"][0]["simulated"]) == ([], [])
-    assert json.loads(Path("saved/comparison.json").read_text())["systems"] == []
+    saved = json.loads(Path("saved/comparison.json").read_text())
+    assert saved["systems"] == []
+    assert [len(table["rows"]) for table in saved["tables"]] == [1, 1, len(told.json["sensitivity"])]
+    assert command("view saved/comparison.json --export page.html").status == 0
+    page = Path("page.html").read_text()
+    assert all(cell in page for table in saved["tables"] for row in table["rows"] for cell in row)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def test_without_seeds_nothing_is_simulated(command: Command) -> None:
         ("--gpus 8 --set pauses.detect=soon", "--set pauses.detect=soon: Expected `float`"),
         ("--gpus 8 --set failures.repair_p90=1", "repair_p90 1 is below repair_median 20"),
         ("--gpus 8 --set failures.rate=-1", "--set failures.rate=-1: Expected `float` >= 0"),
+        ("--gpus 8 --set memory.host_bandwidth=fast", "[memory] host_bandwidth: 'fast' is not a size"),
         ("--gpus 8 --set pauses", "--set pauses: write KEY=VALUE"),
         ("--gpus 8 --failures none.csv", "none.csv"),
         ("--gpus 65536", "fits on 65536 GPUs and uses half of them"),

@@ -35,7 +35,7 @@ class SystemsPage(Page):
 
     def layout(self) -> html.Div:
         traces = self.comparison.traces
-        if not traces:
+        if not traces and not self.comparison.tables:
             return html.Div(parts.empty_state("The comparison has no traces.", "Write one with recycle compare."))
         name = self.name("trace")
         options: Any = [
@@ -45,7 +45,11 @@ class SystemsPage(Page):
         chosen = dcc.Dropdown(options, 0, id=name, clearable=False, searchable=False)
         choice = parts.div("controls", html.Label("Failures", htmlFor=name), chosen)
         choice = parts.div("" if len(traces) > 1 else "hidden", choice)
-        return html.Div([choice, html.Div(self.content(0), id=self.name("shown")), self.assumptions()])
+        content = self.content(0) if traces else []
+        return html.Div([*self.tables(), choice, html.Div(content, id=self.name("shown")), self.assumptions()])
+
+    def tables(self) -> list[Any]:
+        return [parts.card(each.title, parts.table(each.head, each.rows)) for each in self.comparison.tables]
 
     def content(self, place: int) -> list[Any]:
         trace, systems = self.comparison.traces[place], self.comparison.results(place)
@@ -88,10 +92,9 @@ class SystemsPage(Page):
         ]
 
     def static_content(self) -> list[Any]:
-        parts_of_traces = [part for place in range(len(self.comparison.traces)) for part in self.content(place)]
-        return (
-            [html.H2(self.title, className="source"), *parts_of_traces, self.assumptions()] if parts_of_traces else []
-        )
+        places = range(len(self.comparison.traces))
+        shown = [*self.tables(), *(part for place in places for part in self.content(place))]
+        return [html.H2(self.title, className="source"), *shown, self.assumptions()] if shown else []
 
     def assumptions(self) -> Any:
         lines = self.comparison.assumptions
