@@ -23,7 +23,7 @@ from recycle.files import read_whole
 from recycle.ir import chrome, native
 from recycle.ir.columns import Rows, require_few
 from recycle.ir.dependencies import Cause, dependencies
-from recycle.ir.formats import profiler_trace, run_trace
+from recycle.ir.formats import nsight, profiler_trace, run_trace
 from recycle.ir.formats.schedule_input import ScheduleInput, is_gzip, most_instructions, unpack
 from recycle.ir.instruction import (
     CARRIERS,
@@ -52,8 +52,9 @@ _WHERE_STATED = ("buckets", "gathers", "forward_only")
 
 
 def recognises(content: bytes) -> bool:
-    """Return whether a file is such JSON: an object, or a bare list of events."""
-    return b'"traceEvents"' in content or (content.lstrip().startswith(b"[") and b'"ph"' in content)
+    """Return whether a file is such JSON, an object or a bare list of events, or an export of Nsight Systems."""
+    is_list = content.lstrip().startswith(b"[") and b'"ph"' in content
+    return is_list or b'"traceEvents"' in content or nsight.recognises(content)
 
 
 # Writing
@@ -203,12 +204,14 @@ def loads(content: bytes, name: str = "trace") -> Schedule:
 
 
 def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
-    """Parse one file of any of the three kinds; `name` begins every error message.
+    """Parse one file of any of the three kinds, or an export of Nsight Systems; `name` begins every error message.
 
     Raises:
         ScheduleError: the file is of another kind, an event is incomplete (names it), or there are more than `most`
             instructions.
     """
+    if nsight.recognises(content):
+        content = nsight.chrome_events(content, name)
     other = {} if content.lstrip().startswith(b"[") else chrome.head(content, name).otherData
     return _READERS.get(bytes(other.get("format", b"")), profiler_trace.loads)(content, name, most)
 

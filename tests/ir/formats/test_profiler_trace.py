@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,38 @@ def test_one_merged_file_is_read_by_process(
         return
     assert chrome_trace.loads(content, "merged.json") == formats.read(profiled / "interleaved")
     assert ("as ranks, ordered by their first stages" in caplog.messages[0]) == (pids != (0, 1))
+
+
+def test_an_export_of_nsight_systems_is_read_by_process(profiled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    rows = [
+        (int(1e3 * event["ts"]), int(1e3 * (event["ts"] + event["dur"])), event["name"], rank)
+        for rank in (0, 1)
+        for event in json.loads((profiled / "interleaved" / f"of-rank-{rank}.json").read_text())["traceEvents"]
+        if event.get("cat") == "user_annotation" and event["name"].startswith("PP:")
+    ]
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
+        with pytest.raises(ScheduleError, match="no NVTX ranges can be read from it"):
+            formats.read(path)
+        columns = "start INT NOT NULL, end INT, eventType INT NOT NULL, text TEXT, globalTid INT, textId INT"
+        database.execute(f"CREATE TABLE NVTX_EVENTS ({columns})")
+        for number, (start, end, name, rank) in enumerate(rows):
+            thread = (1 << 56) + ((100 + rank) << 24) + 7
+            given = (None, number) if number % 2 else (f"{name}, op_id = {number}", None)  # interned, or as text
+            database.execute(
+                "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, ?)", (start, end, given[0], thread, given[1])
+            )
+            database.execute("INSERT INTO StringIds VALUES (?, ?)", (number, name))
+        database.commit()
+    read, expected = (formats.read_input(file) for file in (path, profiled / "interleaved"))
+    assert read.order() == expected.order()
+    assert read.trace is not None
+    assert expected.trace is not None
+    assert len(read.trace) == len(expected.trace)
+    assert (read.trace.end - read.trace.start).sum() == pytest.approx(
+        (expected.trace.end - expected.trace.start).sum(), rel=1e-3
+    )
 
 
 def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled: Path) -> None:
