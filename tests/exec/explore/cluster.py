@@ -8,6 +8,7 @@ starts and ends of processes, the planner's process (its plans are real), the ch
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -407,7 +408,8 @@ class _Directory(RunDirectory):
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            super().close()
+            with contextlib.suppress(OSError):  # `open_agreed_directory` has closed the lock
+                super().close()
 
 
 def _lock(path: Path, kind: int) -> int | None:
