@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,6 +128,8 @@ class EtcdClient:
         if self._connection is None or self._connection.sock is None:
             self._connection = self._connect(min(seconds, self._longest))
         self._connection.sock.settimeout(seconds)
+        deadline = time.monotonic() + seconds
+        self._connection.response_class = lambda sock, **named: HTTPResponse(_AnswerWithin(deadline, sock), **named)
         self._connection.request("POST", f"/v3{path}", json.dumps(body), self._headers)
         response = self._connection.getresponse()
         text = response.read()
@@ -155,6 +158,23 @@ class EtcdClient:
         for option in _KEEPALIVE:
             connection.sock.setsockopt(*option)
         return connection
+
+
+class _AnswerWithin(io.RawIOBase):
+    """The bytes of an answer until a deadline; the timeout of a socket alone is that of each read."""
+
+    def __init__(self, deadline: float, connection: socket.socket) -> None:
+        self._deadline, self._socket = deadline, connection
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
+        return self._socket.recv_into(buffer)
 
 
 class Lease:

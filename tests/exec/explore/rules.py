@@ -229,10 +229,12 @@ class Rules:
 
     def _is_another(self, cause: str) -> bool:
         """Whether a cause may lie elsewhere."""
-        # Of workers that fail to form together any may be to blame; an agent without a leader waits for the store.
-        is_store = any("store" in fault.kind or "lose" in fault.kind for fault in self._cluster.scenario.faults)
+        # Of workers that fail to form together any may be to blame; an agent without a leader, or whose connection to
+        # it broke, waits for the store.
+        kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
+        causes = "the agent of node" + ("|no heartbeat" if "isolate" in kinds else "")
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
-            is_store and cause.startswith("the agent of node")
+            bool(re.search("store|lose", kinds)) and re.match(causes, cause) is not None
         )
 
     # The end.

@@ -30,12 +30,13 @@ WEIGHTS = {
     "cut from store": 2,
     "fill disk": 1,
     "stall store": 2,
+    "stall store reads": 2,
     "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
+OF_ALL = {"fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
