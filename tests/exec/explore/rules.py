@@ -232,6 +232,8 @@ class Rules:
         # Of workers that fail to form together any may be to blame; an agent without a leader, or whose connection to
         # it broke, waits for the store.
         kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
+        if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
+            return True  # of two hosts of a stage that report each other either may be
         causes = "the agent of node" + ("|no heartbeat" if "isolate" in kinds else "")
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
             bool(re.search("store|lose", kinds)) and re.match(causes, cause) is not None
@@ -241,7 +243,9 @@ class Rules:
 
     def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
         """An agent has ended."""
-        if isinstance(exit, JobError) and "already has an agent" not in str(exit):
+        # The lock of a run that is being forgotten is that of another run.
+        understood = "already has an agent" + ("|another run uses" if self._cluster.has_ended else "")
+        if isinstance(exit, JobError) and not re.search(understood, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if (
             isinstance(exit, RecycleError)
