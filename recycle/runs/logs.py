@@ -105,8 +105,7 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
 
 def new_iterations(tail: LineTail, shape: Shape) -> Iterator[LoggedIteration]:
     """Iterate over the iterations of one trace log that were appended since the last call. Raises RecycleError."""
-    for _, _, _, iteration in _iterations(tail, shape):
-        yield iteration
+    return (iteration for *_, iteration in _iterations(tail, shape))
 
 
 class LineTail:
