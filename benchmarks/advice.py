@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import inf, sqrt
+from math import exp, inf, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recycle.advice.advise import Advice, Setting, advice_of, advise, first_plan, simulate, with_value
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period
-from recycle.advice.expectation import DAY, FailureModel, effective_share
+from recycle.advice.expectation import DAY, FailureModel, kept_share
 from recycle.job import Job
 from recycle.systems.failures import FailureTrace
 
@@ -92,6 +92,19 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
 class Runs(msgspec.Struct, forbid_unknown_fields=True):
     unpublished: Unpublished
     runs: list[Run]
+
+
+def effective_share(rate: float, pause: float, every: float, stall: float) -> float:
+    """Return the effective share of the time if each failure stops all workers and returns to the last checkpoint.
+
+    A failure in a pause begins it again, so the share of the time outside pauses is e^(-rate * pause).
+
+    Args:
+        rate: failures per second.
+        pause: seconds from a failure until training goes on.
+        every, stall: seconds of training between checkpoints, and those that one takes.
+    """
+    return exp(-rate * pause) * kept_share(rate, every + stall) * every / (every + stall)
 
 
 def published() -> str:

@@ -37,7 +37,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.runs.logs import read_iterations
+from recycle.runs.logs import LineTail, new_iterations, trace_logs
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport, TimePart
 
@@ -172,7 +172,8 @@ def kills_and_drains(server: ForkServer, count: int, seed: int = 0) -> bool:
 def reported(folder: Path) -> tuple[RunReport, Mapping[tuple[int, int], int]]:
     """A run's report, and (generation, step) -> how many forwards of it were logged."""
     begun: Counter[tuple[int, int]] = Counter()
-    for one in read_iterations(folder, Job.of_run(folder).shape):
+    shape = Job.of_run(folder).shape
+    for one in (one for path in trace_logs(folder) for one in new_iterations(LineTail(path), shape)):
         begun[one.generation, one.step] += sum(FORWARD.match(text) is not None for text, _, _ in one.instructions)
     return load_report(folder), begun
 

@@ -196,19 +196,6 @@ def kept_share(rate: float, interval: float) -> float:
     return expected / expm1(expected) if expected else 1.0
 
 
-def effective_share(rate: float, pause: float, every: float, stall: float) -> float:
-    """Return the effective share of the time if each failure stops all workers and returns to the last checkpoint.
-
-    A failure in a pause begins it again, so the share of the time outside pauses is e^(-rate * pause).
-
-    Args:
-        rate: failures per second.
-        pause: seconds from a failure until training goes on.
-        every, stall: seconds of training between checkpoints, and those that one takes.
-    """
-    return exp(-rate * pause) * kept_share(rate, every + stall) * every / (every + stall)
-
-
 def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureModel, spares: int) -> Expectation:
     """Return what a scenario with a fault-free period of `period` seconds and `spares` spare nodes delivers."""
     job, nodes = scenario.job, scenario.nodes

@@ -89,10 +89,7 @@ class Election:
 
     def agree(self, info: RunInfo) -> RunInfo:
         """Return the run's description that all agents use: `info`, unless another agent was first."""
-        if self._create("run", info):
-            return info
-        first = self.run()
-        return info if first is None else first
+        return info if self._create("run", info) else self.run() or info
 
     def run(self) -> RunInfo | None:
         return self._read("run", RunInfo)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,8 +78,8 @@ class EtcdClient:
         self._endpoints, self._settings, self._password = endpoints, settings, password
         self._member = (os.getpid() + next(_CLIENTS)) % len(endpoints.members)
         self._connection: HTTPConnection | None = None
-        self._headers = {"Content-Type": "application/json"}
-        self._headers["Grpc-Metadata-hasleader"] = "true"  # a member without a leader says so at once
+        # A member without a leader says so at once.
+        self._headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         shortest, longest = REQUEST_SECONDS
         self._longest = min(longest, settings.lease / 2)
         self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
@@ -125,8 +126,13 @@ class EtcdClient:
             answer = self._post(_SIGN_IN, {"name": user, "password": self._password}, self._longest)
             self._headers["Authorization"] = answer["token"]
         if self._connection is None or self._connection.sock is None:
-            self._connection = self._connect(min(seconds, self._longest))
+            self._connection = self._connect(seconds)
         self._connection.sock.settimeout(seconds)
+        deadline = time.monotonic() + seconds
+        self._connection.response_class = lambda connection, **named: HTTPResponse(  # type: ignore[assignment]
+            _AnswerWithin(deadline, connection),  # type: ignore[arg-type]
+            **named,
+        )
         self._connection.request("POST", f"/v3{path}", json.dumps(body), self._headers)
         response = self._connection.getresponse()
         text = response.read()
@@ -146,15 +152,30 @@ class EtcdClient:
 
     def _connect(self, seconds: float) -> HTTPConnection:
         host, port = self._endpoints.members[self._member]
+        connection = HTTPConnection(host, port, timeout=seconds)
         if self._endpoints.tls:  # read each time, because certificates are renewed
-            context = _tls_context(self._settings)
-            connection: HTTPConnection = HTTPSConnection(host, port, timeout=seconds, context=context)
-        else:
-            connection = HTTPConnection(host, port, timeout=seconds)
+            connection = HTTPSConnection(host, port, timeout=seconds, context=_tls_context(self._settings))
         connection.connect()  # sets TCP_NODELAY
         for option in _KEEPALIVE:
             connection.sock.setsockopt(*option)
         return connection
+
+
+class _AnswerWithin(io.RawIOBase):
+    """The bytes of an answer until a deadline; the timeout of a socket alone is that of each read."""
+
+    def __init__(self, deadline: float, connection: socket.socket) -> None:
+        self._deadline, self._socket = deadline, connection
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
+        return self._socket.recv_into(buffer)
 
 
 class Lease:

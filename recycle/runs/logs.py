@@ -103,20 +103,9 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
     return builder.build(event for _, event in read_lines(Path(run_dir) / EVENTS))
 
 
-def read_iterations(run_dir: str | Path, shape: Shape) -> Iterator[LoggedIteration]:
-    """Iterate over all logged iterations and evaluation batches, process by process, in little memory.
-
-    Raises:
-        RecycleError: a complete line is invalid; the message names file and line.
-    """
-    for path in trace_logs(run_dir):
-        yield from new_iterations(LineTail(path), shape)
-
-
 def new_iterations(tail: LineTail, shape: Shape) -> Iterator[LoggedIteration]:
     """Iterate over the iterations of one trace log that were appended since the last call. Raises RecycleError."""
-    for _, _, _, iteration in _iterations(tail, shape):
-        yield iteration
+    return (iteration for *_, iteration in _iterations(tail, shape))
 
 
 class LineTail:

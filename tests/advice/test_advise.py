@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_in
 
-from benchmarks.advice import JOB, compared, published
+from benchmarks.advice import JOB, compared, effective_share, published
 from recycle.advice.advise import Setting, advice_of, advise, first_plan, sensitivity, simulate, with_spares, with_value
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period, most_samples, sequences
-from recycle.advice.expectation import DeadNodes, FailureModel, effective_share, expect
+from recycle.advice.expectation import DeadNodes, FailureModel, expect
 from recycle.job import Job
 from recycle.systems.failures import ANNOUNCED, FailureTrace, NodeChange
 from recycle.systems.scenario import Scenario

@@ -41,7 +41,7 @@ class Part:
     gradients: dict[str, np.ndarray]
     cuts: dict[str, int | None]
     report: Report
-    digests: list[str]
+    digests: list[dict[int, str]]
 
 
 class TensorWorkers(WarmPool):
@@ -103,4 +103,4 @@ def _iterate(group: TensorGroup, text: str, weights_last: bool) -> Part:
     for stage in stages:
         stage.step(0, 1.0)
     cuts = {name: cut for stage in stages for name, cut in stage.cuts().items() if name in gradients}
-    return Part(gradients, cuts, report, [stage.state_digest() for stage in stages])
+    return Part(gradients, cuts, report, [stage.digests() for stage in stages])

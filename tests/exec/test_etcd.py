@@ -150,12 +150,25 @@ def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: byte
     assert len(str(refusal.value)) < 120
 
 
-def _answer_all(listener: socket.socket, answer: bytes) -> None:
+def test_an_answer_that_comes_in_drops_ends_with_the_timeout() -> None:
+    """Each part comes in time, the whole never."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_answer_all, args=(listener, b"", 0.1), daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(RunError, match="no answer in time"):
+            open_client(f"etcd://127.0.0.1:{listener.getsockname()[1]}", MembershipSection(store_timeout=0.2))
+        assert time.monotonic() - began < 5.0
+
+
+def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0) -> None:
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(4096)
+                while pause:
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    time.sleep(pause)
                 connection.sendall(answer)
 
 

@@ -433,9 +433,6 @@ class Stage(ABC):
     def _complete(self) -> dict[int, StoredPart]:
         return {number: part for number, part in self.stored().items() if number not in self.layout.incomplete}
 
-    def state_digest(self) -> str:
-        return digest(self.state_tensors())
-
     def digests(self) -> dict[int, str]:
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 

@@ -128,14 +128,14 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("unpickled")
 
-    expected = [stage.state_digest() for stage in stages]
+    expected = [stage.digests() for stage in stages]
     for stage in stages:
         for tensor in stage.state_tensors():
             tensor.fill_(7)
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
         monkeypatch.setattr(module, name, refuse)
     checkpoint.load(checkpoint.folder_of(root, 9), stages)
-    assert [stage.state_digest() for stage in stages] == expected
+    assert [stage.digests() for stage in stages] == expected
 
 
 def test_large_state_is_written_in_several_files(
@@ -145,10 +145,10 @@ def test_large_state_is_written_in_several_files(
     folder = store(tmp_path, JOB, 1, stages)
     names = [f"stage-{stage:04d}-{part}-of-2.safetensors" for stage in (0, 1) for part in (1, 2)]
     assert sorted(path.name for path in folder.glob("*.safetensors")) == names
-    expected = stages[1].state_digest()
+    expected = stages[1].digests()
     stages[1].state_tensors()[0].zero_()
     checkpoint.load(checkpoint.verify(folder).folder, stages)
-    assert stages[1].state_digest() == expected
+    assert stages[1].digests() == expected
 
 
 GPT = {"layers": 4, "hidden": 32, "heads": 2, "sequence": 16}

@@ -105,7 +105,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -> None:
     run.commit(0)
     commit = run.commit(1)
-    expected = [run.stages[name][stage].state_digest() for stage, name in ((0, "0.0"), (1, "1.1"))]
+    expected = [run.stages[name][stage].digests() for stage, name in ((0, "0.0"), (1, "1.1"))]
     for name in LIVE:
         run.savers[name].save(RECORD, commit)
         for tensor in next(iter(run.stages[name].values())).state_tensors():
@@ -114,7 +114,7 @@ def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -
     assert run.complete(commit) == CheckpointCompleted(1)
     fresh = [EmulatedStage(run.job, stage) for stage in (0, 1)]
     checkpoint.load(checkpoint.verify(folder_of(run.root, 1)).folder, fresh)
-    assert [stage.state_digest() for stage in fresh] == expected
+    assert [stage.digests() for stage in fresh] == expected
 
 
 def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from recycle.exec.launch.agent import rarely_collect_garbage
 from tests.exec.explore.cluster import Cluster
 from tests.exec.explore.small import small_worlds
 from tests.exec.explore.stories import draw_scenario, outcome_of, shortest, violation_of
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--find", type=int, help="run at most so many seeds, and stop at the first violation")
     parser.add_argument("--small", action="store_true", help="all ends of processes and orders of messages")
     asked = parser.parse_args()
+    rarely_collect_garbage()
     if asked.small:
         runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, partial(print, flush=True))
         print(f"{runs} runs, {len(failures)} violate a rule")

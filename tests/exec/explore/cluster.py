@@ -8,6 +8,7 @@ starts and ends of processes, the planner's process (its plans are real), the ch
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -36,9 +37,11 @@ import recycle.exec.launch.node
 import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
+import recycle.exec.transport.formation
 import recycle.exec.transport.groups
 import recycle.exec.worker.main_loop
 import recycle.exec.worker.member
+import recycle.exec.worker.step_state
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
 from recycle.errors import RecycleError, RunError
@@ -90,6 +93,7 @@ LIMITS = {
     "lease": 6,
     "drift": 0.0,
 }
+COURSE = "pipelines ranks micro_batches steps tensor_parallel sharded clip"
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -108,6 +112,7 @@ class Scenario:
     pipelines: int = 2
     ranks: int = 2
     per_node: int = 1
+    micro_batches: int = 2
     steps: int = 4
     faults: tuple[Fault, ...] = ()
     checkpoint_every: int = 0
@@ -129,19 +134,20 @@ class Scenario:
     @property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        names = "pipelines ranks per_node steps checkpoint_every eval_every staggered tensor_parallel sharded elastic"
-        return Scenario(**{name: getattr(self, name) for name in [*names.split(), "digests", "clip", "trace"]})
+        names = "per_node checkpoint_every eval_every staggered elastic digests trace"
+        return self._only(f"{COURSE} {names}")
 
     @property
     def course(self) -> Scenario:
         """What of it the losses and states depend on."""
-        names = "pipelines ranks steps tensor_parallel sharded clip"
-        return Scenario(**{name: getattr(self, name) for name in names.split()})
+        return self._only(COURSE)
 
     @property
     def planning(self) -> Scenario:
         """What of it the plans depend on."""
-        names = "pipelines ranks staggered tensor_parallel sharded elastic"
+        return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic")
+
+    def _only(self, names: str) -> Scenario:
         return Scenario(**{name: getattr(self, name) for name in names.split()})
 
 
@@ -150,7 +156,7 @@ def job_of(scenario: Scenario) -> PricedJob:
     return job(
         scenario.pipelines,
         scenario.ranks,
-        2,
+        scenario.micro_batches,
         shape={"tensor_parallel": scenario.tensor_parallel},
         model={"seconds_per_unit": 0.1},
         planner={
@@ -402,7 +408,8 @@ class _Directory(RunDirectory):
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            super().close()
+            with contextlib.suppress(OSError):  # `open_agreed_directory` has closed the lock
+                super().close()
 
 
 def _lock(path: Path, kind: int) -> int | None:
@@ -473,6 +480,12 @@ class _Observer(Observer):
 
 _SCHEDULES = types.SimpleNamespace(load=_load, loads=_loads)
 _MAIN_LOOP, _PLANNING = recycle.exec.worker.main_loop, recycle.exec.planning.planning
+INTERVALS: list[tuple[Any, str, Any]] = [
+    (recycle.exec.transport.groups, "OVER_SECONDS", 0.2),
+    (recycle.exec.transport.formation, "PAUSE_SECONDS", (0.05, 0.2)),
+    (recycle.exec.worker.step_state, "COMMIT_POLL_SECONDS", 0.05),
+]
+"""Of polls; the real ones are shorter."""
 PURE: list[tuple[Any, str, Any]] = [
     (_MAIN_LOOP, "Schedule", _SCHEDULES),
     (_MAIN_LOOP, "schedule_hash", _once(_MAIN_LOOP.schedule_hash)),
@@ -489,6 +502,7 @@ PURE: list[tuple[Any, str, Any]] = [
     (_PLANNING, "check_for_run", _once(_PLANNING.check_for_run)),
     (_PLANNING, "Plan", types.SimpleNamespace(from_text=cache(Plan.from_text))),
     (Job, "to_toml", _once(Job.to_toml)),
+    (PricedJob, "shape", property(_once(PricedJob.shape.fget))),
 ]
 """What repeats in every run, and is computed once."""
 _programs = _once(lambda schedule, job: programs_of(schedule, job, []))
@@ -550,7 +564,7 @@ class Cluster:
             (modules.worker.worker, "Participant", _Participant),
             (modules.worker.member, "MemberState", _State),
             (modules.faults.kinds, "os", stand_in(os, kill=_signal)),
-            (modules.transport.groups, "OVER_SECONDS", 0.2),
+            *INTERVALS,
             *PURE,
         ]
         try:

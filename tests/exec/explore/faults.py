@@ -131,6 +131,10 @@ def _stall_store(cluster: Cluster, fault: Fault) -> None:
     cluster.store.stalls_until = cluster.kernel.now + fault.seconds
 
 
+def _stall_reads(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.reads_end_at = cluster.kernel.now + fault.seconds
+
+
 def _slow_store(cluster: Cluster, fault: Fault) -> None:
     cluster.store.slow_until = cluster.kernel.now + fault.seconds
 
@@ -157,6 +161,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "cut from store": _cut_store,
     "fill disk": _fill_disk,
     "stall store": _stall_store,
+    "stall store reads": _stall_reads,
     "slow store": _slow_store,
     "lose answers": _lose_answers,
     "lose leases": _lose_leases,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 BREAK_SECONDS = (5.0, 8.0)
 """Seconds after which a connection without an answer breaks (`links._KEEPALIVE`)."""
-Waiting = list[tuple["Thread", object]]
+Waiting = list[tuple["Thread", "Ticket"]]
+
+
+class Ticket(NamedTuple):
+    """A wait of a thread: where it is registered, and what must be true when it is woken."""
+
+    waiting: Waiting | None = None
+    until: Callable[[], Any] | None = None
 
 
 class Process:
@@ -97,6 +104,7 @@ class Kernel:
         detours: numbers of messages that arrive after the next one that their receiver gets on another channel. All
             messages take the same time then. None for drawn times.
         arrivals: (time, number, channel) of messages, in order, if not drawn.
+        running: the thread that runs; None between threads.
     """
 
     def __init__(self, draws: random.Random, trace: Callable[[str], None] | None = None) -> None:
@@ -107,6 +115,7 @@ class Kernel:
         self._numbers, self.ports = count(), count(1000)
         self.hub = getcurrent()
         self.threads: set[Thread] = set()
+        self.running: Thread | None = None
         self.listeners: dict[object, Socket] = {}
         self.cuts: dict[frozenset[int], int] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
@@ -120,9 +129,9 @@ class Kernel:
 
     def count_effect(self) -> None:
         """A process has done what others can see; it may be its last effect."""
-        if not isinstance(getcurrent(), SimulatedGreenlet):
+        if self.running is None:
             return
-        process = current().process
+        process = self.running.process
         process.effects += 1
         key = process.name, process.effects
         self.effects[process.name] = max(self.effects.get(process.name, 0), process.effects)
@@ -154,14 +163,21 @@ class Kernel:
         """End all threads."""
         self.is_over = True
         for thread in list(self.threads):
+            self.running = thread
             with suppress(BaseException):
                 thread.greenlet.throw(GreenletExit)
+        self.running = None
 
-    def park(self, waiting: Waiting | None = None, seconds: float | None = None) -> bool:
-        """Wait to be woken, or for some seconds at most. Returns whether it was woken."""
+    def park(
+        self,
+        waiting: Waiting | None = None,
+        seconds: float | None = None,
+        until: Callable[[], Any] | None = None,
+    ) -> bool:
+        """Wait to be woken while `until` is true, or for some seconds at most. Returns whether it was woken."""
         if self.is_over:
             raise GreenletExit
-        thread, ticket = current(), object()
+        thread, ticket = current(), Ticket(waiting, until)
         thread.ticket = ticket
         if waiting is not None:
             waiting.append((thread, ticket))
@@ -169,25 +185,32 @@ class Kernel:
             self.after(max(0.0, seconds), partial(self._resume, thread, ticket, False))
         return bool(self.hub.switch())
 
-    def wake(self, waiting: Waiting) -> None:
+    def wake(self, waiting: Waiting, longest: float = 0.001) -> None:
+        """Wake threads: half of them at once, the others within `longest` seconds."""
         for thread, ticket in waiting:
+            if thread.ticket is not ticket:
+                continue
             soon = self.draws.random() if self.detours is None else 0.0
-            self.after(0.0 if soon < 0.5 else 0.002 * (soon - 0.5), partial(self._resume, thread, ticket, True))
+            self.after(0.0 if soon < 0.5 else 2.0 * longest * (soon - 0.5), partial(self._resume, thread, ticket, True))
         waiting.clear()
 
-    def _resume(self, thread: Thread, ticket: object, is_woken: bool) -> None:
+    def _resume(self, thread: Thread, ticket: Ticket, is_woken: bool) -> None:
         if thread.ticket is not ticket:
+            return
+        if is_woken and ticket.until is not None and ticket.waiting is not None and not ticket.until():
+            ticket.waiting.append((thread, ticket))
             return
         process = thread.process
         if process.is_stopped:
             process.held.append(partial(self._resume, thread, ticket, is_woken))
         elif process.is_alive:
-            thread.ticket = None
+            thread.ticket, self.running = None, thread
             thread.greenlet.switch(is_woken)
+            self.running = None
 
     def yield_now(self) -> None:
         """Another thread may run here."""
-        if isinstance(getcurrent(), SimulatedGreenlet) and self.draws.random() < 0.05:
+        if self.running is not None and self.draws.random() < 0.05:
             self.park(seconds=self.draws.random() * 0.001)
 
     # The network.
@@ -280,13 +303,9 @@ KERNEL: Kernel
 
 
 def current() -> Thread:
-    found = getcurrent()
-    assert isinstance(found, SimulatedGreenlet), "only threads of processes wait"
-    return found.thread
-
-
-class SimulatedGreenlet(greenlet):  # type: ignore[misc]
-    thread: Thread
+    thread = KERNEL.running  # noqa: F821
+    assert thread is not None, "only threads of processes wait"
+    return thread
 
 
 class Thread:
@@ -301,16 +320,15 @@ class Thread:
         process: Process | None = None,
     ) -> None:
         self.process = process or current().process
-        self.ticket: object = None
+        self.ticket: Ticket | None = None
         self._target, self._args, self._done = target, args, False
         self._joining: Waiting = []
-        self.greenlet = SimulatedGreenlet(self._run, self.process.kernel.hub)
-        self.greenlet.thread = self
+        self.greenlet = greenlet(self._run, self.process.kernel.hub)
 
     def start(self, delay: float = 0.0) -> None:
         kernel = self.process.kernel
         kernel.threads.add(self)
-        self.ticket = ticket = object()
+        self.ticket = ticket = Ticket()
         kernel.after(delay, partial(kernel._resume, self, ticket, True))
 
     def _run(self, *_: object) -> None:

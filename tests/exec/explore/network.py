@@ -14,6 +14,9 @@ from typing import Any
 from tests.exec.explore import kernel as machine
 from tests.exec.explore.kernel import BREAK_SECONDS, Process, Waiting, current
 
+AWAKE_SECONDS = 0.02
+"""Longest time that an agent takes to read what has arrived; a busy one reads more at once."""
+
 
 class Socket:
     """A stream, or a listening socket, of AF_UNIX or AF_INET."""
@@ -195,7 +198,7 @@ class Selector:
 
     def changed(self) -> None:
         for waiting in self.waiting:
-            machine.KERNEL.wake(waiting)
+            machine.KERNEL.wake(waiting, AWAKE_SECONDS)
 
     def register(self, end: Any, events: int, data: Any = None) -> None:
         self._keys[id(end)] = selectors.SelectorKey(end, id(end), events, data)

@@ -229,17 +229,23 @@ class Rules:
 
     def _is_another(self, cause: str) -> bool:
         """Whether a cause may lie elsewhere."""
-        # Of workers that fail to form together any may be to blame; an agent without a leader waits for the store.
-        is_store = any("store" in fault.kind or "lose" in fault.kind for fault in self._cluster.scenario.faults)
+        # Of workers that fail to form together any may be to blame; an agent without a leader, or whose connection to
+        # it broke, waits for the store.
+        kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
+        if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
+            return True  # of two hosts of a stage that report each other either may be
+        causes = "the agent of node" + ("|no heartbeat" if "isolate" in kinds else "")
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
-            is_store and cause.startswith("the agent of node")
+            bool(re.search("store|lose", kinds)) and re.match(causes, cause) is not None
         )
 
     # The end.
 
     def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
         """An agent has ended."""
-        if isinstance(exit, JobError) and "already has an agent" not in str(exit):
+        # The lock of a run that is being forgotten is that of another run.
+        understood = "already has an agent" + ("|another run uses" if self._cluster.has_ended else "")
+        if isinstance(exit, JobError) and not re.search(understood, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if (
             isinstance(exit, RecycleError)

@@ -23,6 +23,7 @@ class Store:
 
     Attributes:
         stalls_until: requests wait that long.
+        reads_end_at: reads are not answered before; writes and leases are.
         loses_until: requests are carried out, and their answers lost.
         slow_until: some requests take longer than their timeout.
     """
@@ -33,7 +34,7 @@ class Store:
         self._leases: dict[str, tuple[int, float]] = {}
         self._revision, self._ids = 1, count(1)
         self._process: Process | None = None
-        self.stalls_until = self.loses_until = self.slow_until = 0.0
+        self.stalls_until = self.loses_until = self.slow_until = self.reads_end_at = 0.0
 
     def apply(self, path: str, body: dict[str, Any], process: Process) -> dict[str, Any] | Exception:
         self._expire()
@@ -135,7 +136,7 @@ class StoreClient(EtcdClient):
                 else:
                     kernel.after(store.stalls_until - kernel.now, arrive)
                 return
-            if has_left and kernel.draws.random() < 0.2:
+            if (has_left and kernel.draws.random() < 0.2) or (path == "/kv/range" and store.reads_end_at > kernel.now):
                 return
             answer = store.apply(path, body, process)
             if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:

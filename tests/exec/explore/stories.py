@@ -30,17 +30,19 @@ WEIGHTS = {
     "cut from store": 2,
     "fill disk": 1,
     "stall store": 2,
+    "stall store reads": 2,
     "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
+OF_ALL = {"fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
 LEAST: dict[str, Any] = {
+    "micro_batches": 1,
     "checkpoint_every": 0,
     "eval_every": 0,
     "slow_messages": 0.0,
@@ -64,14 +66,15 @@ def draw_scenario(seed: int) -> Scenario:
     def chance(share: float) -> bool:
         return draws.random() < share
 
-    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
+    pipelines, ranks = draws.choices([(2, 1), (3, 1), (2, 2), (3, 2)], [6, 3, 3, 1])[0]
     per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
-    steps = draws.choice([2, 4])
+    steps = draws.choice([2, 2, 3, 4])
     sharded = chance(0.2)
     scenario = Scenario(
         pipelines=pipelines,
         ranks=ranks,
         per_node=per_node,
+        micro_batches=draws.choice([1, 1, 2]),
         steps=steps,
         checkpoint_every=draws.choice([0, 0, 0, 2]),
         eval_every=draws.choice([0, 0, 2]),

@@ -10,10 +10,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from greenlet import getcurrent
-
 from tests.exec.explore import kernel as machine
-from tests.exec.explore.kernel import SimulatedGreenlet, Thread, Waiting, current
+from tests.exec.explore.kernel import Thread, Waiting
 
 
 class Lock:
@@ -25,12 +23,12 @@ class Lock:
         self._waiting: Waiting = []
 
     def acquire(self) -> bool:
-        if not isinstance(getcurrent(), SimulatedGreenlet):
+        kernel = machine.KERNEL
+        if (thread := kernel.running) is None:
             return True
-        machine.KERNEL.yield_now()
-        thread = current()
+        kernel.yield_now()
         while self._owner not in (None, thread):
-            machine.KERNEL.park(self._waiting)
+            kernel.park(self._waiting)
         self._owner, self._count = thread, self._count + 1
         return True
 
@@ -38,7 +36,8 @@ class Lock:
         self._count -= 1
         if self._count <= 0:
             self._owner, self._count = None, 0
-            machine.KERNEL.wake(self._waiting)
+            if self._waiting:
+                machine.KERNEL.wake(self._waiting)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -62,9 +61,13 @@ class Condition(Lock):
         return is_woken
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        until = None if timeout is None else machine.KERNEL.now + timeout
-        while not (result := predicate()) and (until is None or machine.KERNEL.now < until):
-            self.wait(None if until is None else until - machine.KERNEL.now)
+        """Wakes the thread only when the predicate is true: nothing else sees whether it looked before."""
+        kernel = machine.KERNEL
+        until = None if timeout is None else kernel.now + timeout
+        while not (result := predicate()) and (until is None or kernel.now < until):
+            self.release()
+            kernel.park(self._notified, None if until is None else until - kernel.now, predicate)
+            self.acquire()
         return result
 
     def notify_all(self) -> None:

@@ -29,10 +29,16 @@ class CutOff(RuntimeError):
 
 
 class Work:
-    """A transfer or a sum; `peers` are those that it needs."""
+    """A transfer or a sum; `peers` are those that it needs.
 
-    def __init__(self, kernel: Kernel, peers: frozenset[Worker], buffer: torch.Tensor | None = None) -> None:
-        self._kernel, self.peers, self._buffer = kernel, peers, buffer
+    After a failure the buffer of a sum holds anything, and that of a receive what it held: the sender's last bytes,
+    which a real one may hold in part, are those that the receiver needs or those that it has.
+    """
+
+    def __init__(
+        self, kernel: Kernel, peers: frozenset[Worker], buffer: torch.Tensor | None = None, is_sum: bool = False
+    ) -> None:
+        self._kernel, self.peers, self._buffer, self._is_sum = kernel, peers, buffer, is_sum
         self._is_done, self._error = False, None
         self._waiting: Waiting = []
 
@@ -49,8 +55,8 @@ class Work:
     def fail(self, error: RuntimeError) -> None:
         if not self._is_done:
             self._is_done, self._error = True, error
-            if self._buffer is not None:
-                self._buffer.fill_(float("nan"))  # its content is undefined
+            if self._is_sum and self._buffer is not None:
+                self._buffer.fill_(float("nan"))
             self._kernel.wake(self._waiting)
 
     def wait(self, seconds: float) -> None:
@@ -118,7 +124,7 @@ class _Sum:
         fabric, kernel = end.fabric, end.fabric.kernel
         self._count += 1
         key = end.name, self._stage, self._count
-        work = end.start(self._hosts - {end.role}, buffer)
+        work = end.start(self._hosts - {end.role}, buffer, is_sum=True)
         parts = fabric.sums.setdefault(key, {})
 
         def arrive(part: torch.Tensor) -> None:
@@ -179,8 +185,8 @@ class SimulatedGroups(GlooTransport):
             if self.role in hosts and len(hosts) > 1
         }
 
-    def start(self, peers: frozenset[Worker], buffer: torch.Tensor | None = None) -> Work:
-        work = Work(self.fabric.kernel, peers, buffer)
+    def start(self, peers: frozenset[Worker], buffer: torch.Tensor | None = None, is_sum: bool = False) -> Work:
+        work = Work(self.fabric.kernel, peers, buffer, is_sum)
         self._works = [earlier for earlier in self._works if not earlier.is_completed()]
         self._works.append(work)
         if self.is_shut:

@@ -56,7 +56,7 @@ def test_weight_gradients_are_added_in_w_in_any_order() -> None:
         assert deferred_stage.held_micro_batches() == 0
         whole_stage.step(7, 0.5)
         deferred_stage.step(7, 0.5)
-        assert whole_stage.state_digest() == deferred_stage.state_digest() != host(whole_stage.index).state_digest()
+        assert whole_stage.digests() == deferred_stage.digests() != host(whole_stage.index).digests()
 
 
 def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:

@@ -139,7 +139,7 @@ def trained_struck(tested_job: Job, *struck: tuple[int, str, int]) -> tuple[list
                 stages[stage].flip(target, bit)
         for host in stages:
             host.step(step, 1.0)
-        digests.append([stage.state_digest() for stage in stages])
+        digests.append([stage.digests() for stage in stages])
     return losses, digests
 
 

@@ -60,8 +60,8 @@ def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool 
             updates.step(index, commit(step))
 
 
-def digests(stages: Sequence[Stage]) -> list[str]:
-    return [stage.state_digest() for stage in stages]
+def digests(stages: Sequence[Stage]) -> list[dict[int, str]]:
+    return [stage.digests() for stage in stages]
 
 
 @pytest.fixture(params=["emulated", "gpt"])
@@ -69,7 +69,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def trained(kind: str, steps: int) -> list[list[str]]:
+def trained(kind: str, steps: int) -> list[list[dict[int, str]]]:
     """Digests after each step, if all steps wait for their commits."""
     stages = pipeline(kind)
     updates, after = StepState(dict(enumerate(stages))), [digests(stages)]
