@@ -276,7 +276,7 @@ def _is_repeat(keys: Rows) -> Flags:
 
 
 def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return np.isin(key[at], key[inspection.operations.select(Forward)])
+    return find(key[inspection.operations.select(Forward)], key[at]) >= 0
 
 
 def _first_case(*cases: Flags) -> list[Flags]:

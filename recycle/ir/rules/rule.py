@@ -382,6 +382,8 @@ def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: in
 
     `missing` must be at least as extreme as every value, in the opposite direction.
     """
+    if not len(wanted):
+        return wanted
     known, place = np.unique(keys, return_inverse=True)
     result = np.full(len(known) + 1, missing, dtype=np.int64)
     take.at(result, place, values)
