@@ -7,7 +7,8 @@ Random jobs as in `planner_random`, of every family in turn, but smaller. The sa
 and without all of them, is planned in the same time. Greedy 1F1B assigns the micro-batches of dead workers to their
 peers in turn; an idle worker takes a backward if one is ready, else a forward while fewer are in flight than 1F1B's
 warm-up and the memory allow. A schedule family competes if it is valid for the job and places its stages as the planner
-does. `simulate` times all of them. The kernels are compiled before, so that no plan waits for them. The output is how many plans each rival beats, and by how much at most.
+does. `simulate` times all of them. The kernels are compiled before, so that no plan waits for them. The output is how
+many plans each rival beats, and by how much at most.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def main() -> None:
     ahead: dict[str, list[tuple[float, str]]] = defaultdict(list)
     options = (arguments.seed, arguments.seconds, arguments.largest)
     with ProcessPoolExecutor(arguments.processes, get_context("spawn"), compile_all) as pool:
-        futures = [pool.submit(measured, kinds[number % len(kinds)], number, *options) for number in range(arguments.jobs)]
+        jobs = [(kinds[number % len(kinds)], number) for number in range(arguments.jobs)]
+        futures = [pool.submit(measured, *job, *options) for job in jobs]
         for future in futures:
             outcome = future.result()
             for name, period in outcome.rivals.items():

@@ -181,14 +181,15 @@ class MeasuredStage:
 
     def host_bandwidth(self, repeats: int) -> float | None:
         """Bytes per second of copies to the host and, at the same time, back; on a CPU they take turns."""
-        here = [torch.zeros(HOST_COPY, dtype=torch.uint8, device=self._device) for _ in range(2)]
-        away, back = ((copy_stream_of(self._device), tensor, on_host(tensor)) for tensor in here)
+        away, back = copy_stream_of(self._device), copy_stream_of(self._device)
+        here = torch.zeros(2, HOST_COPY, dtype=torch.uint8, device=self._device)
+        there = on_host(here)
 
         def copy() -> None:
-            away[0].copy(away[2], away[1])
-            back[0].copy(back[1], back[2])
-            for stream, *_ in (away, back):
-                stream.settle()
+            away.copy(there[0], here[0])
+            back.copy(here[1], there[1])
+            away.settle()
+            back.settle()
 
         self.wait()
         return HOST_COPY / _median(copy, repeats)

@@ -102,7 +102,7 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
 
     for each, policies in turns():
         best = min((start.best.period for start in starts), default=inf)
-        if starts and (len(starts) > 1 and pace.is_over() or effort.is_met(problem, best)):
+        if starts and ((len(starts) > 1 and pace.is_over()) or effort.is_met(problem, best)):
             break
         if even_load(each) < best - TOLERANCE:
             starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))

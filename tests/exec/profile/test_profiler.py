@@ -117,7 +117,8 @@ def test_profile_of_a_run_halves_whole_backwards(gpt: Job, launch: Run, tmp_path
 
 def test_measured_profile_of_an_emulated_job_is_its_own() -> None:
     times = {"forward": [1.0, 2.0], "backward_input": [1.5] * 2, "backward_weight": [0.5] * 2, "step": [1.0] * 2}
-    emulated = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory={"weight_stash": 0.5, "limit": 3, "host_bandwidth": 0.5})
+    memory = {"weight_stash": 0.5, "limit": 3, "host_bandwidth": 0.5}
+    emulated = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory=memory)
 
     def excess(profile: Profile) -> list[float]:
         """Measured seconds minus the profile's."""
