@@ -9,6 +9,8 @@ from __future__ import annotations
 
 # Initial orders
 MUCH_WORK = 1.1  # ratio of the work without slow workers to all work from which these are worth a trial first
+FIRST_ORDERS = 5  # that must fit into the time with slow workers, else it is short
+FIRST_SECONDS = 0.4  # of all default orders, up to which they are made even if time is over
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2

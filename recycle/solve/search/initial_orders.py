@@ -26,6 +26,8 @@ from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
+    FIRST_ORDERS,
+    FIRST_SECONDS,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
@@ -77,32 +79,34 @@ class SearchStart:
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
     """Return starts without the slow workers, without each of them and with all; best first.
 
-    Without a deadline each problem gets `most` policies. Otherwise the problem with all workers first gets the default
-    policy, which is often the best if time is short. Then a single one gets `most`: the problem without all slow
-    workers, or if these do much of the work, the best after one policy each. The others get the default policy.
-    Problems whose work is longer than the best period are left out. Of equal plans the one with more workers is better,
-    because only the times of a worker that works show that it is no longer slow.
+    Without a deadline each problem gets `most` policies. Otherwise a single one gets them: the problem without all slow
+    workers, or if these do much of the work, the best after one policy each. The others get the default policy, that
+    with all workers first if time is short. Problems whose work is longer than the best period are left out. Of equal
+    plans the one with more workers is better, because only the times of a worker that works show that it is no longer
+    slow.
     """
     problems = [problem, *_without_slow(problem)]
     if len(problems) == 1:
         return [find_initial_order(problem, effort, most)]
     without, by_work = problems[1], sorted(problems, key=even_load)
-    pace, is_timed = Pace(effort.deadline), effort.deadline.seconds_left < inf
+    pace, seconds, order_seconds = Pace(effort.deadline), effort.deadline.seconds_left, OPERATION_SECONDS * problem.size
+    is_late, is_short = FIRST_ORDERS * order_seconds > seconds, order_seconds * len(problems) < FIRST_SECONDS
     starts: list[SearchStart] = []
 
     def turns() -> Iterator[tuple[Problem, int]]:
         first = without
-        if is_timed:
+        if is_late:
             yield problem, 0
-            if even_load(without) > MUCH_WORK * even_load(problem):
-                yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
-                first = min(starts, key=lambda start: start.best.period).problem
+        elif seconds < inf and even_load(without) > MUCH_WORK * even_load(problem):
+            yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
+            first = min(starts, key=lambda start: start.best.period).problem
         yield first, most
-        yield from ((each, 0 if is_timed else most) for each in by_work if each is not first)
+        yield from ((each, most if seconds == inf else 0) for each in by_work if each is not first)
 
     for each, policies in turns():
         best = min((start.best.period for start in starts), default=inf)
-        if starts and ((len(starts) > 1 and pace.is_over()) or effort.is_met(problem, best)):
+        is_over = len(starts) > is_late and pace.is_over() and (policies or not is_short)
+        if starts and (is_over or effort.is_met(problem, best)):
             break
         if even_load(each) < best - TOLERANCE:
             starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))
