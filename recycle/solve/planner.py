@@ -132,14 +132,14 @@ def plan(
         return replace(result, layout_limit=layout_limit(job, failed, result.period, result.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
-    searched = partial(_plan, job, seconds=seconds, steps=steps, **options)
+    searched = partial(_plan, job, seconds=seconds, steps=steps, begun=begun, **options)
     if not job.prices.are_peers_alike:
-        return searched(failed)  # a vector does not describe unlike peers, so keep the names
+        return searched(dead=failed)  # a vector does not describe unlike peers, so keep the names
     if failed and job.planner.move and not quick:
         if progress:
             progress("normalizing", float("inf"))
         vector, vacant, moves, *_ = normalize(job, failed)
-    result = searched(dead_roles(job.shape, vector), begun=begun)
+    result = searched(dead=dead_roles(job.shape, vector))
     return replace(result.for_processes(vacant), moves=moves)
 
 
