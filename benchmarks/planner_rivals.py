@@ -1,12 +1,14 @@
 """The planner against simpler methods: greedy 1F1B, schedule families, and the job without its slow workers.
 
     python benchmarks/planner_rivals.py [--jobs N] [--seconds S] [--seed N] [--processes N] [--largest N]
+                                        [--only FAMILY ...]
 
 Random jobs as in `planner_random`, of every family in turn, but smaller. The same job without each of its slow workers,
 and without all of them, is planned in the same time. Greedy 1F1B assigns the micro-batches of dead workers to their
 peers in turn; an idle worker takes a backward if one is ready, else a forward while fewer are in flight than 1F1B's
 warm-up and the memory allow. A schedule family competes if it is valid for the job and places its stages as the planner
-does. `simulate` times all of them. The output is how many plans each rival beats, and by how much at most.
+does. `simulate` times all of them. The kernels are compiled before, so that no plan waits for them. The output is how
+many plans each rival beats, and by how much at most.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from recycle.job import PricedJob
 from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.plans import errors
 from recycle.solve.planner import plan
+from recycle.solve.search.compile_kernels import compile_all
 
 BEATEN = 1e-6
 """Share of the period by which a rival must be ahead to count, above the rounding of sums."""
@@ -140,9 +143,9 @@ def rivals(job: PricedJob, dead: list[Worker], seconds: float) -> Iterator[tuple
             continue
 
 
-def measured(number: int, seed: int, seconds: float, largest: int) -> Outcome:
+def measured(family: str, number: int, seed: int, seconds: float, largest: int) -> Outcome:
     """Plan one job, and its rivals."""
-    job, dead, text = drawn(list(FAMILIES)[number % len(FAMILIES)], number, seed, largest)
+    job, dead, text = drawn(family, number, seed, largest)
     period = plan(job, dead, seconds=seconds).period
     found: dict[str, float] = {}
     for name, rival in rivals(job, dead, seconds):
@@ -157,13 +160,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--largest", type=int, default=6, help="pipelines, and ranks, at most")
+    parser.add_argument("--only", nargs="*", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
     arguments = parser.parse_args()
+    kinds = arguments.only or list(FAMILIES)
     begun = time.perf_counter()
     taken: dict[str, int] = defaultdict(int)
     ahead: dict[str, list[tuple[float, str]]] = defaultdict(list)
     options = (arguments.seed, arguments.seconds, arguments.largest)
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        futures = [pool.submit(measured, number, *options) for number in range(arguments.jobs)]
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), compile_all) as pool:
+        jobs = [(kinds[number % len(kinds)], number) for number in range(arguments.jobs)]
+        futures = [pool.submit(measured, *job, *options) for job in jobs]
         for future in futures:
             outcome = future.result()
             for name, period in outcome.rivals.items():

@@ -155,7 +155,8 @@ def _cell(profile: Profile, name: str, stage: int, stages: int, planned: Profile
 def _link(profile: Profile) -> str:
     bandwidth = "" if profile.bandwidth is None else f", {_bytes(profile.bandwidth)}/s"
     link = f"link between two workers: {_seconds(profile.latency)}{bandwidth}"
-    return f"{link}; held from I to W: {profile.weight_stash:.0%} of an activation"
+    host = "" if profile.host_bandwidth is None else f"; host: {_bytes(profile.host_bandwidth)}/s"
+    return f"{link}{host}; held from I to W: {profile.weight_stash:.0%} of an activation"
 
 
 def _seconds(value: float) -> str:

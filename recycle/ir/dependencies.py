@@ -418,7 +418,7 @@ def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
 
 def find(keys: Rows, wanted: Rows) -> Rows:
     """Return the first index in `keys` of each wanted key, -1 if absent."""
-    if not len(keys):
+    if not len(keys) or not len(wanted):
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys[order], wanted, side="left"), len(keys) - 1)

@@ -106,8 +106,8 @@ def plan(
     """
     begun = time.perf_counter()
     failed = frozenset(failed)
+    options: dict[str, Any] = {"quick": quick, "processes": processes, "stop": stop, "progress": progress}
     if job.grid.placement == AUTO:
-        options = {"quick": quick, "processes": processes, "stop": stop, "progress": progress}
         return _plan_best_placement(job, failed, seconds, steps, begun, **options)
     job = price(job)
     if job.planner.layout == "elastic" and job.grid.placement != "loop":
@@ -120,9 +120,7 @@ def plan(
             failed,
             seconds=None if seconds is None else seconds * FIXED_SHARE,
             steps=steps,
-            processes=processes,
-            stop=stop,
-            progress=progress,
+            **options,
         )
         limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
         result = elastic_plan(job, failed, fixed, limit, within)
@@ -134,16 +132,14 @@ def plan(
         return replace(result, layout_limit=layout_limit(job, failed, result.period, result.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
-    searched = partial(
-        _plan, job, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
-    )
+    searched = partial(_plan, job, seconds=seconds, steps=steps, begun=begun, **options)
     if not job.prices.are_peers_alike:
-        return searched(failed)  # a vector does not describe unlike peers, so keep the names
+        return searched(dead=failed)  # a vector does not describe unlike peers, so keep the names
     if failed and job.planner.move and not quick:
         if progress:
             progress("normalizing", float("inf"))
         vector, vacant, moves, *_ = normalize(job, failed)
-    result = searched(dead_roles(job.shape, vector), begun=begun)
+    result = searched(dead=dead_roles(job.shape, vector))
     return replace(result.for_processes(vacant), moves=moves)
 
 

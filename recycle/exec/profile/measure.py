@@ -26,7 +26,7 @@ from recycle.child import serve
 from recycle.exec.device import copy_stream_of
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import Stage, on_host
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -39,6 +39,8 @@ from recycle.job.sections import MembershipSection
 from recycle.job.shape import MicroBatch, Worker
 from recycle.plans.shards import owners_of
 
+HOST_COPY = 1 << 25
+"""Bytes of a copy to or from the host."""
 WARM_UP = 3
 """Repeats that are discarded: first calls allocate, choose kernels and fill caches."""
 FIRST, SECOND = MicroBatch(0, 0), MicroBatch(0, 1)
@@ -52,6 +54,7 @@ class StageFigures(Struct, frozen=True):
         activation, stash, static, workspace: as of `Footprint`.
         gradients: bytes of each reduced gradient buffer, and of an entry.
         capacity: bytes available to a worker on this machine.
+        host_bandwidth: as of `Profile`.
         weights: of a sharded optimizer, bytes of the gathered live parameters, and of an entry.
         placement: parameter -> "I" or "W", the half of a split backward that gives its gradient.
     """
@@ -65,6 +68,7 @@ class StageFigures(Struct, frozen=True):
     workspace: float
     gradients: tuple[tuple[int, int], ...]
     capacity: float
+    host_bandwidth: float | None = None
     weights: tuple[int, int] = (0, 1)
     placement: dict[str, str] = {}
 
@@ -175,6 +179,21 @@ class MeasuredStage:
         message = message_bytes(self.stage)
         return Footprint(activation, stash, self._static + kept, max(workspace) + MESSAGES_UNDER_WAY * message)
 
+    def host_bandwidth(self, repeats: int) -> float | None:
+        """Bytes per second of copies to the host and, at the same time, back; on a CPU they take turns."""
+        away, back = copy_stream_of(self._device), copy_stream_of(self._device)
+        here = torch.zeros(2, HOST_COPY, dtype=torch.uint8, device=self._device)
+        there = on_host(here)
+
+        def copy() -> None:
+            away.copy(there[0], here[0])
+            back.copy(here[1], there[1])
+            away.settle()
+            back.settle()
+
+        self.wait()
+        return HOST_COPY / _median(copy, repeats)
+
     def wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -193,6 +212,9 @@ class MeasuredEmulatedStage(MeasuredStage):
         activation = self._of_profile("activation")
         stash = activation * price(self._job).prices.weight_stash
         return Footprint(activation, stash, self._of_profile("static"), self._of_profile("workspace"))
+
+    def host_bandwidth(self, repeats: int) -> float | None:
+        return price(self._job).prices.scaled(self._job.model.seconds_per_unit).host_bandwidth
 
     def _of_profile(self, name: str) -> float:
         return price(self._job).prices.per_stage(name, self._job.shape.stages)[self.stage.index]
@@ -243,6 +265,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         *footprint,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
+        measured.host_bandwidth(repeats),
         _size_of(stage.layout.gathered()),
         dict(stage.placement()),
     )

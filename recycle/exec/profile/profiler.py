@@ -99,6 +99,7 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
             for stage in figures
         ],
         capacity=min(stage.capacity for stage in figures),
+        host_bandwidth=min((rate for stage in figures if (rate := stage.host_bandwidth) is not None), default=None),
         measured={
             **machine(),
             "repeats": repeats,

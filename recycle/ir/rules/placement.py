@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Rows
+from recycle.ir.columns import Flags, Rows, occurrences
 from recycle.ir.dependencies import Why, find
 from recycle.ir.instruction import (
     Backward,
@@ -22,7 +22,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
-from recycle.ir.rules.rule import Defect, Inspection, Place, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, Place, listed, rule
 
 
 @rule("no-host", "a stage without a live host")
@@ -179,7 +179,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     not_local = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
     first, repeated, doubled, apart, late = _first_case(
         stages == 0,
-        _is_repeat(key[at]),
+        occurrences(key[at]) > 0,
         _runs_forward(inspection, key, at),
         np.isin(rows, not_local),
         shown_live < rows,
@@ -219,7 +219,7 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     reduces = ops.select(ReduceGradients)
     host = ops.worker * stages + ops.stage
     reduce = np.append(ops.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
-    own, repeated, late = _first_case(_runs_forward(inspection, key, at), _is_repeat(key[at]), reduce < rows)
+    own, repeated, late = _first_case(_runs_forward(inspection, key, at), occurrences(key[at]) > 0, reduce < rows)
     move = "move the replay to another host of the stage"
     yield Defect("this worker runs the forward itself", move, rows, where=own)
     yield Defect("the same replay occurs earlier", "remove one of the two", rows, where=repeated)
@@ -251,7 +251,9 @@ def offload(inspection: Inspection) -> Iterator[Defect]:
     ops, key = inspection.operations, _worker_and_cell(inspection)
     at = _hosted(inspection, Offload, Reload)
     pair = 2 * key[at] + (ops.kind[at] == Offload.kind)
-    away, repeated, alone = _first_case(~_runs_forward(inspection, key, at), _is_repeat(pair), ~np.isin(pair ^ 1, pair))
+    away, repeated, alone = _first_case(
+        ~_runs_forward(inspection, key, at), occurrences(pair) > 0, find(pair, pair ^ 1) < 0
+    )
     move = "move it to the worker that runs the forward of this stage and micro-batch"
     yield Defect("the forward does not run on this worker", move, ops.row[at], where=away)
     yield Defect("the same copy occurs earlier", "remove one of the two", ops.row[at], where=repeated)
@@ -269,14 +271,8 @@ def _worker_and_cell(inspection: Inspection) -> Rows:
     return inspection.operations.worker * inspection.cells + inspection.cell
 
 
-def _is_repeat(keys: Rows) -> Flags:
-    is_repeat = np.zeros(len(keys), dtype=np.bool_)
-    is_repeat[repeats(keys)[0]] = True
-    return is_repeat
-
-
 def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return np.isin(key[at], key[inspection.operations.select(Forward)])
+    return find(key[inspection.operations.select(Forward)], key[at]) >= 0
 
 
 def _first_case(*cases: Flags) -> list[Flags]:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Flags, Floats, Ints, Rows
-from recycle.ir.dependencies import Dependencies, Unmet, Why
+from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
+from recycle.ir.dependencies import Dependencies, Unmet, Why, find
 from recycle.ir.event_graph import EventGraph
 from recycle.ir.instruction import (
     Instruction,
@@ -366,9 +366,8 @@ def listed(names: Sequence[object], count: int | None = None) -> str:
 
 def repeats(keys: Rows) -> tuple[Rows, Rows]:
     """Return (index of each repeated key, index of its first occurrence)."""
-    _, first, back = np.unique(keys, return_index=True, return_inverse=True)
-    later = np.flatnonzero(first[back] != np.arange(len(keys)))
-    return later, first[back[later]]
+    later = np.flatnonzero(occurrences(keys))
+    return later, find(keys, keys[later])
 
 
 def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
@@ -382,6 +381,8 @@ def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: in
 
     `missing` must be at least as extreme as every value, in the opposite direction.
     """
+    if not len(wanted):
+        return wanted
     known, place = np.unique(keys, return_inverse=True)
     result = np.full(len(known) + 1, missing, dtype=np.int64)
     take.at(result, place, values)

@@ -16,7 +16,7 @@ from recycle import Job, Link, Profile
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.model.state.accumulate import ALIGNMENT
 from recycle.exec.profile.executed import executed
-from recycle.exec.profile.measure import StageFigures
+from recycle.exec.profile.measure import HOST_COPY, StageFigures
 from recycle.exec.profile.memory import allocated_by, capacity, machine_memory
 from recycle.exec.profile.profiler import assemble, connection_of, fit_link, measure
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -117,7 +117,8 @@ def test_profile_of_a_run_halves_whole_backwards(gpt: Job, launch: Run, tmp_path
 
 def test_measured_profile_of_an_emulated_job_is_its_own() -> None:
     times = {"forward": [1.0, 2.0], "backward_input": [1.5] * 2, "backward_weight": [0.5] * 2, "step": [1.0] * 2}
-    emulated = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory={"weight_stash": 0.5, "limit": 3})
+    memory = {"weight_stash": 0.5, "limit": 3, "host_bandwidth": 0.5}
+    emulated = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory=memory)
 
     def excess(profile: Profile) -> list[float]:
         """Measured seconds minus the profile's."""
@@ -127,6 +128,7 @@ def test_measured_profile_of_an_emulated_job_is_its_own() -> None:
     assert 0 <= min(excess(measured)) <= max(excess(measured)) < 0.02
     assert measured.per_stage("reduce", 2) == [0.0, 0.0]
     assert (measured.activation, measured.weight_stash, measured.static) == ([1.0, 1.0], 0.5, [0.0, 0.0])
+    assert measured.host_bandwidth == 0.5 / 0.01
 
 
 SECONDS = 0.02
@@ -187,15 +189,27 @@ def test_link_is_fitted_exactly_and_never_negative() -> None:
 def test_profile_states_recomputed_activations(gpt: Job) -> None:
     seconds = {name: [1.0, 3.0, 2.0] for name in ("forward", "backward_input", "backward_weight", "backward", "step")}
     figures = [
-        StageFigures(stage, seconds, 8, 100.0, stash, 5.0, 7.0 + stage, ((8, 8),), 9e9 - stage)
+        StageFigures(stage, seconds, 8, 100.0, stash, 5.0, 7.0 + stage, ((8, 8),), 9e9 - stage, 2e9 - stage)
         for stage, stash in ((0, 50.0), (1, 120.0))
     ]
     profile = assemble(gpt, figures, Link(0.5, 2.0), 3)
     assert (profile.recomputed_from, profile.workspace, profile.capacity) == ([100.0, 100.0], [7.0, 8.0], 9e9 - 1)
+    assert profile.host_bandwidth == 2e9 - 1
     whole = msgspec.structs.replace(gpt, planner=msgspec.structs.replace(gpt.planner, decoupled=False))
     assert assemble(whole, figures, Link(), 3).activation == [100.0, 100.0]
     assert (profile.activation, profile.weight_stash) == ([100.0, 120.0], 1.0)
     assert (profile.forward, profile.latency, profile.bandwidth) == ([2.0, 2.0], 0.5, 2.0)
+
+
+def test_host_bandwidth_is_that_of_two_copies_in_turn(profile: Profile) -> None:
+    source, target = torch.zeros(2, HOST_COPY, dtype=torch.uint8)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - began)
+    assert profile.host_bandwidth is not None
+    assert 0.1 < profile.host_bandwidth * 2 * sorted(seconds)[2] / HOST_COPY < 10
 
 
 def test_allocations_of_an_action_are_kept_and_peak() -> None:
