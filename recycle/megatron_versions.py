@@ -207,6 +207,12 @@ def without_sync(models: Any, name: Literal["finish_grad_sync", "start_param_syn
             delattr(model, name)
 
 
+def running_timers(config: Any) -> list[Any]:
+    """megatron-core's timers in a model's config that have been started and not stopped."""
+    timers = getattr(config.timers, "_timers", {})
+    return [timer for timer in timers.values() if timer._started]
+
+
 def optimizer_parts(optimizer: Any) -> list[Any]:
     """The optimizers that megatron-core has chained; the optimizer itself if it is another one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))

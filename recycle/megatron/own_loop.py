@@ -342,6 +342,8 @@ class Session:
     @contextmanager
     def _outside_script(self) -> Iterator[None]:
         self._is_in_script, self.world.recover = False, None
+        if self._script is not None:
+            self._script.called()
         try:
             yield
         finally:

@@ -48,6 +48,7 @@ from recycle.megatron_versions import (
     loop_groups,
     optimizer_parts,
     reset_gradients,
+    running_timers,
     without_sync,
 )
 from recycle.plans.hosting import Hosts
@@ -122,6 +123,7 @@ class Script:
         self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
         self._before: tuple[list[torch.Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
+        self._outer_timers: list[Any] = []
         for part in optimizer_parts(optimizer) if self._is_megatron else ():
             part.config.barrier_with_L1_time = False  # a step is not interrupted by the deaths of others
 
@@ -237,6 +239,7 @@ class Script:
 
     def evaluate(self, arguments: Arguments, iterator_of: IteratorOf, peers: Peers, step: int) -> list[Any]:
         """Run the forwards of an iteration over these processes. Returns what the loss function kept."""
+        self.called()
         shape = self.job.shape
         data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in self.stages}
         self._evaluation = arguments, data
@@ -267,6 +270,13 @@ class Script:
     def interrupt(self) -> None:
         """Leave the iteration under way, if any."""
         self._stack.close()
+        for timer in running_timers(self.config):
+            if timer not in self._outer_timers:
+                timer.stop()
+
+    def called(self) -> None:
+        """The script calls the session; its own timers run on if the call is interrupted inside."""
+        self._outer_timers = running_timers(self.config)
 
     def _seeded(self, step: int, stage: int, micro_batch: MicroBatch) -> AbstractContextManager[None]:
         shape = self.job.shape

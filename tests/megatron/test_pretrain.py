@@ -35,7 +35,7 @@ ARGUMENTS = (
     " --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion"
     " --attention-softmax-in-fp32 --tokenizer-type NullTokenizer"
     " --vocab-size 127 --mock-data --num-workers 0 --log-interval 1 --eval-interval 2 --eval-iters 1"
-    " --distributed-backend gloo --save-interval 2 --timing-log-level 1"  # its timers make barriers
+    " --distributed-backend gloo --save-interval 2 --timing-log-level 2"  # its timers make barriers
 ).split()
 
 
