@@ -67,8 +67,11 @@ def run_to_the_end(arguments: Sequence[str]) -> NoReturn:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
         if code and not isinstance(ending.code, int):
             print(ending.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        own, at = (__file__, runpy.__file__, "<frozen runpy>"), error.__traceback__
+        while at is not None and at.tb_frame.f_code.co_filename in own:
+            at = at.tb_next
+        traceback.print_exception(type(error), error, at)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001

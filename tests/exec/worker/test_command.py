@@ -30,7 +30,7 @@ def test_script_ends_as_under_python(end: str, tmp_path: Path) -> None:
     )
     assert (forked.returncode, forked.stdout) == (own.returncode, own.stdout)
     assert "thread" in own.stdout
-    assert forked.stderr.splitlines()[-1:] == own.stderr.splitlines()[-1:]
+    assert forked.stderr == own.stderr
 
 
 def test_names_of_this_interpreter_are_told_from_those_of_others(tmp_path: Path) -> None:
