@@ -195,7 +195,8 @@ def train_here(
                 script_restarts=script_restarts,
             )
         except KeyboardInterrupt:
-            print_line(f"\ninterrupted after step {lines.last}; all workers have ended; run directory {directory}")
+            moment = f"after step {lines.last}" if lines.last >= 0 else "before the first step"
+            print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
             print_line(f"resume from its newest checkpoint with: {again}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:

@@ -34,16 +34,18 @@ class FailureDetector:
 
     Args:
         job: the `[membership]` section has every deadline.
+        runs_script: the processes run a user's script, which may import and load before the first heartbeat.
 
     Attributes:
         beats: last heartbeat of each process; the counter `beats` is -1 before the first.
         are_due: judge heartbeats now; agents have had time to send newer ones.
     """
 
-    def __init__(self, job: PricedJob) -> None:
+    def __init__(self, job: PricedJob, runs_script: bool = False) -> None:
         self._limits, self._ranks, self._processes = job.membership, job.shape.ranks, job.grid.tensor_parallel
         self._profiled = profiled_seconds(job)
         self._warm_up = max(self._limits.warm_up, self._limits.dead_after)
+        self._start = max(self._limits.start_deadline, self._warm_up) if runs_script else self._warm_up
         members = members_of(job.shape.workers(), self._processes)
         count = len(members)
         self._places = {member: place for place, member in enumerate(members)}
@@ -83,8 +85,8 @@ class FailureDetector:
         Args:
             now: monotonic seconds.
             done: finished processes, which may be silent.
-            is_starting: the workers start up. Silence is allowed up to `warm_up`, and before a process's second
-                heartbeat up to `start_deadline`, because programs import and load.
+            is_starting: the workers start up. Silence is allowed up to `warm_up`, and before a script's second
+                heartbeat up to `start_deadline`.
         """
         if not self.are_due:
             return {}
@@ -115,7 +117,7 @@ class FailureDetector:
 
     def _watch(self, fresh: Integers, now: float) -> None:
         self._since[:, fresh] = now
-        self._patience[fresh] = max(self._limits.start_deadline, self._warm_up)
+        self._patience[fresh] = self._start
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh], self._is_heard[fresh] = True, False
 

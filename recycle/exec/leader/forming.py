@@ -91,10 +91,9 @@ class Forming(Membership):
             last, cause = max(lost.items())
             line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if cause.startswith("ended") else ""
             ended = f"{last}, which {cause} ({line})" if line else f"{last}, {cause}"
-            raise StageLost(
-                f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
-                f" {ended}"
-            )
+            committed = self.record.committed
+            moment = f"after step {committed}" if committed >= 0 else "before the first step"
+            raise StageLost(f"{unit} no live host left {moment}: its parameters are lost with worker {ended}")
 
     def reset_failures(self) -> None:
         self._attempts = 0

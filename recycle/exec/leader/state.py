@@ -206,7 +206,7 @@ class RunState(Outbox):
         self.processes = {worker: WorkerProcess() for worker in run.homes}
         self.places: dict[Worker, Worker] = {}
         self.received = ReceivedMessages(job.grid.tensor_parallel)
-        self.detector = FailureDetector(job)
+        self.detector = FailureDetector(job, run.is_script)
         self.start_deadline = now + self.limits.start_deadline
         self.positions = frozenset(job.shape.workers())
         self.holdings = (

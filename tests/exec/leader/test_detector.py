@@ -28,7 +28,7 @@ class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
     def __init__(self, config: PricedJob, is_starting: bool = False) -> None:
-        self.detector, self._is_starting = FailureDetector(config), is_starting
+        self.detector, self._is_starting = FailureDetector(config, runs_script=is_starting), is_starting
         self.now, self.beats = 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
