@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from conformance.rules import SUMS, Finding, Key, Op, Programs
 
@@ -16,6 +17,18 @@ _SECONDS = {
     "RELOAD": ("copy",), "SEND_F": ("transfer",), "SEND_B": ("transfer",), "REDUCE_GRAD": ("reduce",),
     "REDUCE_BUCKET": ("reduce",), "STEP": ("step",), "GATHER_PARAMS": ("gather",),
 }  # fmt: skip
+
+
+class Task(NamedTuple):
+    """An instruction in one iteration: rows that it waits for, also of the iteration before, queues, and seconds.
+
+    A task begins when it is first in all its queues: of its worker, its lane and its channels.
+    """
+
+    waits: set[Key]
+    carried: set[Key]
+    queues: list[Key]
+    seconds: float
 
 
 class Interpreter(Programs):
@@ -39,16 +52,14 @@ class Interpreter(Programs):
             if most is not None and own + peak > most:
                 yield ("byte-limit", *at.place) if own <= most and at else ("byte-limit", w, None, None)
 
-    # One iteration as tasks: each waits for others, and for its turn in the queues of its worker, lane and channel.
-
     def seconds(self, op: Op) -> float:
         times, share = self.case["times"], 0.5 if op.text[0] == "(" else 1.0
         if self.case["seconds"]:
-            return share * self.case["seconds"][op.worker][op.row[1]]  # type: ignore[no-any-return]
+            return share * float(self.case["seconds"][op.worker][op.row[1]])
         if op.text[0] == "(" and "pair" in times:
-            return share * times["pair"]  # type: ignore[no-any-return]
+            return share * float(times["pair"])
         parts = [times.get(name, 0) for name in _SECONDS.get(op.kind, ())]
-        total = sum(part[op.stage] if isinstance(part, list) else part for part in parts)
+        total: float = sum(part[op.stage] if isinstance(part, list) else part for part in parts)
         return total / self.buckets if op.kind in ("W_PART", *SUMS) else total
 
     def channels(self, op: Op) -> list[int]:
@@ -57,73 +68,79 @@ class Interpreter(Programs):
         return [0] if channels == "all" else [n for n, lanes in enumerate(channels or ()) if lane in lanes]
 
     def plan(self) -> None:
-        """Fill in tasks: row -> (rows that it waits for, rows of the iteration before, queues, seconds)."""
-        self.tasks: dict[Key, tuple[set[Key], set[Key], list[Key], float]] = {}
+        """Fill `tasks` and `queues`, which hold the rows of the tasks in their order."""
+        self.tasks: dict[Key, Task] = {}
         self.queues: dict[Key, list[Key]] = defaultdict(list)
-        of_kind: dict[str, list[Op]] = defaultdict(list)
+        self.of_kind: dict[str, list[Op]] = defaultdict(list)
         for op in self.ops:
-            of_kind[op.kind].append(op)
-        sends = {(*o.value, o.worker, o.peer): o.row for k in ("SEND_F", "SEND_B") for o in of_kind[k]}
-        sums: dict[Key, dict[str, Key | None]] = defaultdict(dict)  # stage, bucket -> host -> the sum before
+            self.of_kind[op.kind].append(op)
+        self.gradients = [op for op in self.ops if self.adds(op, op)]
+        sends = {(*op.value, op.worker, op.peer): op.row for op in self.of_kind["SEND_F"] + self.of_kind["SEND_B"]}
         for w in self.live:
-            before = None
-            for op in (op for op in self.programs[w] if op.kind in SUMS):
-                sums[op.stage, op.bucket][w], before = before, op.row
-        rows = {kind: {op.row for op in ops} for kind, ops in of_kind.items()}
-        is_barrier, gradients = self.case["optimizer"] == "barrier", [op for op in self.ops if self.adds(op, op)]
-        for w in self.live:
-            last = offload = None
+            last, offload, total = (
+                Key(),
+                Key(),
+                Key(),
+            )  # the rows before on the worker, on its way to the host, and of its sums
             for op in self.programs[w]:
-                waits, carried = {other.row for other in self.needs(op)}, set[Key]()
-                queues, seconds = [("worker", w)], self.seconds(op)
-                own = {o.row for kind in ("STEP", "GATHER_PARAMS") for o in self.at[kind, op.stage, None, w]}
+                task = self.task(op)
+                queues: list[Key] = [("worker", w)]
+                shared = [("channel", w, channel) for channel in self.channels(op)]
                 if op.kind.startswith("RECV"):
                     row, queues = sends[(*op.value, op.peer, w)], []
-                    waits.add(row)
-                    for channel in self.channels(op):
-                        self.queues["channel", w, channel].append(row)
+                    task.waits.add(row)
+                    for channel in shared:
+                        self.queues[channel].append(row)
                 elif op.kind.startswith("SEND"):
-                    ends = [("channel", end, channel) for end in (w, op.peer) for channel in self.channels(op)]
-                    queues = [("lane", w, op.peer), *ends]
+                    queues = [("lane", w, op.peer), *shared]
+                    task.queues.extend(("channel", op.peer, channel) for channel in self.channels(op))
                 elif op.kind in ("OFFLOAD", "RELOAD"):
                     queues = [(op.kind, w)]
-                    waits |= {row for row in (last, offload) if row and op.kind == "RELOAD"}
+                    task.waits.update({last, offload} - {()} if op.kind == "RELOAD" else ())
                 elif op.kind in SUMS:
-                    arrival = (*op.row, "arrives")
-                    self.tasks[arrival] = set(), set(), queues, 0.0
-                    self.queues["worker", w].append(arrival)
-                    hosts = sums[op.stage, op.bucket]
-                    waits |= {row for row in hosts.values() if row}
-                    waits |= {(*o.row, "arrives") for o in of_kind[op.kind] if o[3:] == op[3:]}
-                    waits |= {o.row for o in gradients if o.stage == op.stage and self.adds(o, op)}
-                    if op.kind == "REDUCE_GRAD":
-                        waits |= {o.row for o in self.programs[w] if o.stage == op.stage and o.kind == "REDUCE_BUCKET"}
-                    queues = [("sum", w), ("worker", w)][: 1 + (op.kind == "REDUCE_GRAD")]
-                elif op.kind == "STEP":
-                    (waits if is_barrier else carried).update(rows.get("REDUCE_GRAD", ()))
-                elif op.kind == "GATHER_PARAMS":
-                    waits |= {o.row for o in of_kind["STEP"] if o.stage == op.stage}
-                elif op.kind in ("F", "R", "REPLAY"):
-                    carried = own | (rows.get("STEP", set()) if is_barrier else set())
+                    self.tasks[*op.row, "arrives"] = Task(set(), set(), list(queues), 0.0)
+                    self.tasks[*op.row, "joins"] = Task({(*op.row, "arrives"), total} - {()}, set(), [], 0.0)
+                    self.queues[queues[0]].append((*op.row, "arrives"))
+                    queues = [("sum", w)] + queues * (op.kind == "REDUCE_GRAD")
+                    total = op.row
                 if ("worker", w) in queues:
-                    waits |= {offload} - {None, op.row}  # type: ignore[arg-type]
-                    last, offload = op.row, None
+                    task.waits.update({offload} - {()})
+                    last, offload = op.row, Key()
                 offload = op.row if op.kind == "OFFLOAD" else offload
-                if op.row in self.tasks:  # the other half of a pair
-                    half = self.tasks[op.row]
-                    self.tasks[op.row] = waits | half[0], carried | half[1], queues, seconds + half[3]
-                    continue
-                for queue in queues:
-                    if queue[:2] != ("channel", op.peer):  # the RECV takes its place in it
-                        self.queues[queue].append(op.row)
-                self.tasks[op.row] = waits, carried, queues, seconds
+                task.queues.extend(queues)
+                for queue in () if op.row in self.tasks else queues:
+                    self.queues[queue].append(op.row)
+                if half := self.tasks.get(op.row):
+                    task = Task(
+                        task.waits | half.waits, task.carried | half.carried, half.queues, task.seconds + half.seconds
+                    )
+                self.tasks[op.row] = task
+
+    def task(self, op: Op) -> Task:
+        """What an instruction waits for because of its kind."""
+        waits, carried = set[Key](other.row for other in self.needs(op)), set[Key]()
+        steps, reduces = ({other.row for other in self.of_kind[kind]} for kind in ("STEP", "REDUCE_GRAD"))
+        is_barrier = self.case["optimizer"] == "barrier"
+        if op.kind in SUMS:
+            waits |= {(*other.row, "joins") for other in self.of_kind[op.kind] if other[3:] == op[3:]}
+            waits |= {other.row for other in self.gradients if other.stage == op.stage and self.adds(other, op)}
+        elif op.kind == "STEP":
+            waits, carried = (waits | reduces, carried) if is_barrier else (waits, reduces)
+        elif op.kind == "GATHER_PARAMS":
+            waits |= {other.row for other in self.of_kind["STEP"] if other.stage == op.stage}
+        elif op.kind in ("F", "R", "REPLAY"):
+            own = {
+                other.row for kind in ("STEP", "GATHER_PARAMS") for other in self.at[kind, op.stage, None, op.worker]
+            }
+            carried = own | steps if is_barrier else own
+        return Task(waits, carried, [], self.seconds(op))
 
     def order(self) -> tuple[list[Key], Finding | None]:
         """An order in which all tasks run, or the first instruction of a cycle of waits."""
         self.plan()
-        before = {row: set(waits) for row, (waits, *_) in self.tasks.items()}
+        before = {row: set(task.waits) for row, task in self.tasks.items()}
         for queue in self.queues.values():
-            for first, second in zip(queue, queue[1:], strict=False):
+            for first, second in pairwise(queue):
                 before[second].add(first)
         done: dict[Key, None] = {}
         stuck = list(self.tasks)

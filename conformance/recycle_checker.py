@@ -1,4 +1,7 @@
-"""recycle's checker and simulator as `run.py` calls them: python -m conformance.run conformance.recycle_checker:check"""
+"""recycle's checker and simulator on a case of this folder:
+
+python -m conformance.run conformance.recycle_checker:check
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The rules of schedules for the interpreter, written from docs/reference/file-format.md and codes.md alone.
 
-A rule examines one instruction, micro-batch or worker at a time. `NOT_MODELLED` are the rules that are left out; ties of
-stages and cuts are not known either.
+A rule examines one instruction, micro-batch or worker at a time. `NOT_MODELLED` are the rules that are left out; ties
+of stages and cuts are not known either.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NOT_MODELLED = {"late-send", "unused-transfer"}
 _TEXT = re.compile(r"(\d+)([A-Z_]+)(?:(\d+\.\d+))?(?:/(\d+))?(?:@(\d+\.\d+))?")
 _MAKES = {"F": "A", "B": "GW", "I": "G", "W": "W", "W_PART": "W"}
 _AFTER = {
-    "B": ("F", "RELOAD"), "I": ("F", "RELOAD"), "W": ("I",), "W_PART": ("I",), "OFFLOAD": ("F",), "RELOAD": ("OFFLOAD",),
-    "SEND_F": ("F",), "SEND_B": ("B", "I"), "WAIT_SEND_F": ("SEND_F",), "WAIT_SEND_B": ("SEND_B",),
-    "STEP": ("REDUCE_GRAD",), "GATHER_PARAMS": ("STEP",),
+    "B": ("F", "RELOAD"), "I": ("F", "RELOAD"), "W": ("I",), "W_PART": ("I",), "OFFLOAD": ("F",),
+    "RELOAD": ("OFFLOAD",), "SEND_F": ("F",), "SEND_B": ("B", "I"), "WAIT_SEND_F": ("SEND_F",),
+    "WAIT_SEND_B": ("SEND_B",), "STEP": ("REDUCE_GRAD",), "GATHER_PARAMS": ("STEP",),
 }  # fmt: skip
 _ONCE = ("REDUCE_GRAD", "STEP", "GATHER_PARAMS", "REDUCE_BUCKET")
 SUMS = ("REDUCE_GRAD", "REDUCE_BUCKET")
@@ -157,30 +157,37 @@ class Programs:
         yield from (("missing", *op.place) for op in holes.values())
 
     def transfers(self) -> Iterator[Finding]:
-        ends: dict[bool, dict[Key, Op]] = {True: {}, False: {}}
+        sends, receives, reported = dict[Key, Op](), dict[Key, Op](), set[Key]()
         for op in (op for op in self.ops if op.peer):
             is_send = op.kind.startswith("SEND")
-            key = (*op.value, *((op.worker, op.peer) if is_send else (op.peer, op.worker)))
-            if op.peer == op.worker:
-                yield ("wrong-peer", *op.place)
-            elif key in ends[is_send]:
-                yield ("duplicate-transfer", *op.place)
-            elif is_send and (op.value not in self.made or self.made[op.value].worker != op.worker):
-                yield ("not-made-here", *op.place)
-            else:
-                ends[is_send][key] = op
-        sends, receives = ends[True], ends[False]
-        loose = {key[:3]: op for key, op in receives.items() if key not in sends}
+            ends, key = (sends, (op.worker, op.peer)) if is_send else (receives, (op.peer, op.worker))
+            away = is_send and (op.value not in self.made or self.made[op.value].worker != op.worker)
+            if op.peer != op.worker and (*op.value, *key) not in ends and not away:
+                ends[*op.value, *key] = op
+            elif op.value not in reported:
+                reported.add(op.value)
+                code = "wrong-peer" if op.peer == op.worker else "not-made-here" if away else "duplicate-transfer"
+                yield (code, *op.place)
+        matched = [key for key in sends if key in receives]
+        alone = {key[:3]: op for key, op in receives.items() if key not in sends and key[:3] not in reported}
         for key, send in sends.items():
-            if key in receives:
+            if key in receives or key[:3] in reported:
                 continue
-            receive = loose.pop(key[:3], None)
             users = [op.worker for op in self.ops if key[:3] in self.crossing(op)]
-            if receive is None:
-                yield ("unreceived", *send.place)
-            else:
+            if receive := alone.pop(key[:3], None):
                 yield ("wrong-peer", *(receive if send.peer in users else send).place)
-        yield from (("unsent", *op.place) for op in loose.values())
+            else:
+                yield ("unreceived", *send.place)
+        yield from (("unsent", *op.place) for op in alone.values())
+        for lane in sorted({key[3:] for key in matched}):
+            keys = [key for key in matched if key[3:] == lane]
+            got, sent = (sorted(keys, key=lambda key: ends[key].row) for ends in (receives, sends))
+            wrong = [key for key, other in zip(got, sent, strict=True) if key != other]
+            yield from (("fifo", *receives[key].place) for key in wrong[:1])
+        yield from self.values(sends)
+
+    def values(self, sends: dict[Key, Op]) -> Iterator[Finding]:
+        """Rules for what an instruction uses of other instructions of its stage and micro-batch."""
         for op in self.ops:
             for value in self.crossing(op):
                 away = value in self.made and self.made[value].worker != op.worker
@@ -202,13 +209,6 @@ class Programs:
                     yield ("offload", *op.place)
             elif op.kind.startswith("WAIT_SEND") and not self.find(op, op.kind[5:]):
                 yield ("wait-send", *op.place)
-        lanes: dict[Key, list[Key]] = defaultdict(list)
-        for key, receive in sorted(receives.items(), key=lambda item: item[1].row):
-            lanes[key[3:]].append((receive, key))
-        for lane, got in lanes.items():
-            sent = [key for key, op in sorted(sends.items(), key=lambda item: item[1].row) if key[3:] == lane]
-            wrong = [op for (op, key), other in zip(got, sent, strict=False) if key != other]
-            yield from (("fifo", *op.place) for op in wrong[:1])
 
     def reduced(self, op: Op) -> bool:
         return any(o.row < op.row for o in self.at["REDUCE_GRAD", op.stage, None, op.worker])
@@ -226,9 +226,9 @@ class Programs:
             for n, op in enumerate(own):
                 if any(o[3:] == op[3:] for o in own[:n]):
                     yield ("duplicate-update", *op.place)
-                if op.kind == "STEP" and self.case["optimizer"] == "barrier":
-                    if any(o.kind == "REDUCE_GRAD" and o.row > op.row for o in own):
-                        yield ("early-step", *op.place)
+                waits = op.kind == "STEP" and self.case["optimizer"] == "barrier"
+                if waits and any(o.kind == "REDUCE_GRAD" and o.row > op.row for o in own):
+                    yield ("early-step", *op.place)
                 late = [o for o in self.programs[w] if o.row > op.row and o.stage == op.stage and self.adds(o, op)]
                 if op.kind in SUMS and late:
                     yield (f"early-{'bucket' if op.bucket is not None else 'reduce'}", *op.place)

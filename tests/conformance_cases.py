@@ -55,6 +55,8 @@ def families() -> Iterator[Case]:
     yield case("evaluation", lower(forward_only(gpipe(Shape(2, 2, 3)))), TIMES)
     yield case("buckets", lower(replace(zb_h1(Shape(2, 2, 3)), buckets=3)), TIMES)
     yield case("buckets, barrier", BASES["buckets"], TIMES)
+    long = {**TIMES, "reduce": [9, 1, 5, 3]}
+    yield case("buckets of several stages", lower(replace(interleaved(Shape(2, 2, 2, 2)), buckets=2)), long)
     yield case("gathers", lower(replace(interleaved(Shape(2, 2, 2, 2)), gathers=True)), {**TIMES, "gather": 0.75})
     yield case("replays", with_replays(one_f_one_b(Shape(2, 2, 4)), 2).schedule(0), TIMES)
     for name in ("offload", "redundant"):
@@ -102,7 +104,7 @@ def text_of(cases: Iterator[Case]) -> str:
     """JSON with a line per program, and one for the rest of a case before and after the programs."""
     texts = []
     for each in cases:
-        *head, programs, expected = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in each.items())
+        *head, _, expected = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in each.items())
         lines = json.dumps(each["programs"], indent=4).replace("}", "  }")
         texts.append(f'  {{{", ".join(head)},\n   "programs": {lines},\n   {expected}}}')
     return "[\n" + ",\n".join(texts) + "\n]\n"
