@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,14 +17,31 @@ from typing import Any
 from conformance.recycle_checker import check
 from conformance.run import DEFAULTS
 from recycle import Schedule, Shape, lower
+from recycle.ir.communicators import lanes_of, share_communicators
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, gpipe, interleaved, one_f_one_b, zb_h1
+from recycle.ir.formats import torch_csv
 from recycle.ir.lower import forward_only
 from recycle.ir.replays import with_replays
 from recycle.ir.schedule import loop_placement
-from tests.ir.random_schedules import random_schedule
+from tests.ir.random_schedules import random_schedule, with_waits
 from tests.ir.test_check import BASES, DEFECTS, EDITS, RULE_EXAMPLES, edited, two_ranks
 
 FOLDER = Path(__file__).parents[1] / "conformance" / "cases"
+TORCH = {
+    "interleaved": """\
+0F0,0SEND_F0,2RECV_F0,0F1,0SEND_F1,2RECV_F1,2F0,2SEND_F0,2F1,2SEND_F1,2RECV_B0,2B0,2SEND_B0,2RECV_B1,2B1,2SEND_B1,\
+2REDUCE_GRAD,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD
+1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,3RECV_F1,3B0,3SEND_B0,1RECV_B0,3F1,3B1,3SEND_B1,1RECV_B1,\
+3REDUCE_GRAD,1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD
+""",
+    "split backwards on a V": """\
+0F0,0SEND_F0,0F1,0SEND_F1,3RECV_F0,3F0,3I0,3SEND_B0,3RECV_F1,3F1,3I1,3SEND_B1,0RECV_B0,3W0,0I0,3W1,0RECV_B1,\
+3REDUCE_GRAD,0W0,0B1,0REDUCE_GRAD
+1RECV_F0,1F0,1RECV_F1,2F0,2SEND_F0,1F1,2RECV_B0,2F1,2SEND_F1,2B0,2RECV_B1,1B0,1SEND_B0,2B1,2REDUCE_GRAD,1B1,\
+1SEND_B1,1REDUCE_GRAD
+""",
+}
+"""As torch 2.13 lowers them (`_add_reduce_grad`, then `_add_send_recv`)."""
 UNIT = {"F": 1, "I": 1, "W": 1}
 TIMES = {**UNIT, "transfer": 0.25, "reduce": 2, "step": 0.5}
 Case = dict[str, Any]
@@ -64,15 +82,33 @@ def families() -> Iterator[Case]:
 
 
 def failures() -> Iterator[Case]:
-    """Random orders in which peers run the micro-batches of failed workers."""
+    """Peers run the micro-batches of failed workers, in random orders, and over channels that lanes share."""
     random = Random(0)
-    wanted = 12
-    while wanted:
-        schedule = lower(random_schedule(random, 3))
-        if schedule.failed:
-            wanted -= 1
-            channels = (None, "all")[wanted % 2]
-            yield case(f"random order {12 - wanted}", schedule, TIMES, channels=channels)
+    schedules = (random_schedule(random, 3) for _ in count())
+    for n, schedule in enumerate(islice((each for each in schedules if each.failed), 12)):
+        yield case(f"random order {n}", lower(schedule), TIMES, channels=(None, "all")[n % 2])
+    programs = one_f_one_b(Shape(6, 2, 5)).text()
+    for n, pipeline in enumerate(range(1, 6)):
+        programs[f"{pipeline}.1"] += f" 1F0.{n} 1B0.{n}"
+    spread = lower(Schedule.from_text(Shape(6, 2, 5), programs | {"0.1": ""}, failed=["0.1"]))
+    programs = spread.text()
+    for n in range(5):  # valid on lanes of their own, where a RECV does not hold up the program
+        receive = f"0RECV_B0.{n}@{n + 1}.1 "
+        programs["0.0"] = receive + programs["0.0"].replace(receive, "")
+    early = Schedule.from_text(Shape(6, 2, 5), programs, failed=["0.1"])
+    for name, schedule in (("channels of several lanes", spread), ("deadlock on a shared channel", early)):
+        channels = [[[*map(str, lane)] for lane in of] for of in share_communicators(lanes_of(schedule)) if len(of) > 1]
+        yield case(name, schedule, TIMES, channels=channels)
+
+
+def torch() -> Iterator[Case]:
+    random = Random(1)
+    for name, text in TORCH.items():
+        schedule = torch_csv.loads(text)
+        waiting = with_waits(random, schedule)
+        for channels in (None, "all"):
+            yield case(name, schedule, TIMES, channels=channels)
+            yield case(f"{name}, with waits for sends", waiting, TIMES, channels=channels)
 
 
 def broken() -> Iterator[Case]:
@@ -97,7 +133,7 @@ def broken_case(name: str, schedule: Schedule, **options: Any) -> Case:
     return case(name, schedule, implied=len(lower(schedule).columns) > len(schedule.columns), **options)
 
 
-FAMILY_FILES = {"families": families, "failures": failures, "broken": broken}
+FAMILY_FILES = {"families": families, "failures": failures, "broken": broken, "torch": torch}
 
 
 def text_of(cases: Iterator[Case]) -> str:
