@@ -102,13 +102,13 @@ def failures() -> Iterator[Case]:
 
 
 def torch() -> Iterator[Case]:
-    random = Random(1)
+    random, times = Random(1), {**TIMES, "transfer": 1.5}
     for name, text in TORCH.items():
         schedule = torch_csv.loads(text)
         waiting = with_waits(random, schedule)
         for channels in (None, "all"):
-            yield case(name, schedule, TIMES, channels=channels)
-            yield case(f"{name}, with waits for sends", waiting, TIMES, channels=channels)
+            yield case(name, schedule, times, channels=channels)
+            yield case(f"{name}, with waits for sends", waiting, times, channels=channels)
 
 
 def broken() -> Iterator[Case]:
@@ -130,7 +130,12 @@ def broken() -> Iterator[Case]:
 
 
 def broken_case(name: str, schedule: Schedule, **options: Any) -> Case:
-    return case(name, schedule, implied=len(lower(schedule).columns) > len(schedule.columns), **options)
+    return case(name, schedule, implied=is_implied(schedule), **options)
+
+
+def is_implied(schedule: Schedule) -> bool:
+    """Whether the schedule leaves out transfers, reduces or steps."""
+    return len(lower(schedule).columns) > len(schedule.columns)
 
 
 FAMILY_FILES = {"families": families, "failures": failures, "broken": broken, "torch": torch}

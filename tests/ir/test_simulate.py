@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from recycle import (
@@ -32,8 +32,7 @@ from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.operations import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
-from tests.ir.random_schedules import random_profile, random_schedule, with_waits
-from tests.ir.reference_runtime import growth
+from tests.ir.random_schedules import random_profile, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"
 bounded = settings(derandomize=True, max_examples=40, deadline=None, database=None)
@@ -159,25 +158,6 @@ def test_empty_and_zero_time_schedules_take_no_time() -> None:
     assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).makespan == 0
     still = simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0))
     assert (still.makespan, still.period, still.bubble_ratio) == (0, 0, 0)
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=60)
-@given(st.integers(0, 10**6))
-def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
-    rng = random.Random(seed)
-    schedule = random_schedule(rng)
-    if rng.random() < 0.3:
-        schedule = with_waits(rng, lower(schedule))
-        assert [finding for finding in check(schedule) if finding.severity == "error"] == []
-    profile = random_profile(rng, schedule)
-    timeline = simulate(schedule, profile)
-    first, per_iteration = growth(schedule, profile, iterations=36, window=12)
-    assert timeline.makespan == pytest.approx(first)
-    assert timeline.period == pytest.approx(per_iteration)
-    assert timeline.period <= timeline.makespan * (1 + 1e-9)
-    if schedule.optimizer == "barrier":
-        assert timeline.period == pytest.approx(last_step(timeline))
 
 
 def test_compiled_loops_give_the_same_bits_as_plain_python(
