@@ -53,14 +53,17 @@ class Interpreter(Programs):
                 yield ("byte-limit", *at.place) if own <= most and at else ("byte-limit", w, None, None)
 
     def seconds(self, op: Op) -> float:
-        times, share = self.case["times"], 0.5 if op.text[0] == "(" else 1.0
-        if self.case["seconds"]:
-            return share * float(self.case["seconds"][op.worker][op.row[1]])
-        if op.text[0] == "(" and "pair" in times:
-            return share * float(times["pair"])
-        parts = [times.get(name, 0) for name in _SECONDS.get(op.kind, ())]
-        total: float = sum(part[op.stage] if isinstance(part, list) else part for part in parts)
-        return total / self.buckets if op.kind in ("W_PART", *SUMS) else total
+        times, names, stage = self.case["times"], _SECONDS.get(op.kind, ""), op.stage - (op.kind == "SEND_B")
+        share = 1 / self.buckets if op.kind in ("W_PART", *SUMS) else 1.0
+        if op.text[0] == "(" and "pair" in times:  # each half takes half the time of the pair
+            names, stage, share = ("pair",), int(op.text[1 : op.text.index("F")]), 0.5
+        if op.micro_batch and not op.peer and "OAD" not in op.kind:
+            share *= times.get("speed", {}).get(op.worker, 1)
+        total = 0.0
+        for price in (times.get(name, 0) for name in names):
+            price = price.get(f"{op.worker}>{op.peer}", 0) if isinstance(price, dict) else price
+            total += price[stage] if isinstance(price, list) else price
+        return total * share
 
     def channels(self, op: Op) -> list[int]:
         """The channels of a transfer whose ends carry one transfer at a time: none or one."""

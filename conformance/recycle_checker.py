@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import recycle
-from recycle import Profile, Schedule, Shape, simulate
+from recycle import Link, Profile, Schedule, Shape, simulate
 
 _NAMES = {
     "F": "forward",
@@ -27,6 +27,8 @@ def check(case: dict[str, Any]) -> dict[str, Any]:
     shape = Shape(pipelines, ranks, micro_batches, chunks)
     schedule = Schedule.from_text(shape, case["programs"], placement=case["placement"] or None, **options)
     times = {_NAMES.get(name, name): value for name, value in case["times"].items() if name != "copy"}
+    if isinstance(times.get("latency"), dict):
+        times["links"] = {pair: Link(seconds) for pair, seconds in times.pop("latency").items()}
     copy = case["times"].get("copy")
     profile = Profile(**times, host_bandwidth=1 / copy if copy else None)
     limits = {"limits": case["limits"], "byte_limit": case["byte_limit"], "about_to_run": not case["implied"]}

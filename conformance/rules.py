@@ -23,6 +23,7 @@ _AFTER = {
     "RELOAD": ("OFFLOAD",), "SEND_F": ("F",), "SEND_B": ("B", "I"), "WAIT_SEND_F": ("SEND_F",),
     "WAIT_SEND_B": ("SEND_B",), "STEP": ("REDUCE_GRAD",), "GATHER_PARAMS": ("STEP",),
 }  # fmt: skip
+_KEPT_BY = {"W": "I", "W_PART": "I"}
 _ONCE = ("REDUCE_GRAD", "STEP", "GATHER_PARAMS", "REDUCE_BUCKET")
 SUMS = ("REDUCE_GRAD", "REDUCE_BUCKET")
 
@@ -152,8 +153,9 @@ class Programs:
                 key = (what, op.worker, stage)
                 holes[key] = min(op, holes.get(key, op))
             if not any(lacking):
-                forward = next(op for op in ops if op.kind == "F")
-                yield from (("apart", *op.place) for op in ops if op.worker != forward.worker)
+                by_kind = {op.kind: op for op in ops}
+                away = [op for op in ops if op.worker != by_kind.get(_KEPT_BY.get(op.kind, "F"), by_kind["F"]).worker]
+                yield from (("apart", *op.place) for op in away[:1])
         yield from (("missing", *op.place) for op in holes.values())
 
     def transfers(self) -> Iterator[Finding]:
@@ -222,12 +224,15 @@ class Programs:
             kinds += [("GATHER_PARAMS", None)] * any(op.kind == "GATHER_PARAMS" for op in self.ops)
             for kind, bucket in kinds:
                 if any((kind, s, bucket) not in seen for s in self.placement[w]):
-                    yield f"missing-{kind.split('_')[0].lower() if bucket is None else 'bucket'}", w, None, None
+                    nowhere = bucket is None and all(op.kind != kind for op in self.ops)
+                    code = f"missing-{kind.split('_')[0].lower() if bucket is None else 'bucket'}"
+                    yield code, None if nowhere else w, None, None
             for n, op in enumerate(own):
-                if any(o[3:] == op[3:] for o in own[:n]):
+                before = {o[3:] for o in own[:n]}
+                if op[3:] in before:
                     yield ("duplicate-update", *op.place)
                 waits = op.kind == "STEP" and self.case["optimizer"] == "barrier"
-                if waits and any(o.kind == "REDUCE_GRAD" and o.row > op.row for o in own):
+                if waits and any(o.kind == "REDUCE_GRAD" and o[3:] not in before for o in own[n:]):
                     yield ("early-step", *op.place)
                 late = [o for o in self.programs[w] if o.row > op.row and o.stage == op.stage and self.adds(o, op)]
                 if op.kind in SUMS and late:

@@ -18,8 +18,7 @@ Case = dict[str, Any]
 FOLDER = Path(__file__).parent
 DEFAULTS: Case = {
     "placement": {}, "failed": [], "optimizer": "staggered", "buckets": 1, "forward_only": False, "implied": False,
-    "channels": None, "times": {"F": 1, "I": 1, "W": 1}, "seconds": None, "limits": None,
-    "byte_limit": None,
+    "channels": None, "times": {"F": 1, "I": 1, "W": 1}, "limits": None, "byte_limit": None,
 }  # fmt: skip
 """The keys that a case may leave out."""
 

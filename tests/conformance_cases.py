@@ -18,7 +18,7 @@ from conformance.recycle_checker import check
 from conformance.run import DEFAULTS
 from recycle import Schedule, Shape, lower
 from recycle.ir.communicators import lanes_of, share_communicators
-from recycle.ir.families import FAMILIES, TWO_CHUNKS, gpipe, interleaved, one_f_one_b, zb_h1
+from recycle.ir.families import FAMILIES, TWO_CHUNKS, dualpipe_v, gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.formats import torch_csv
 from recycle.ir.lower import forward_only
 from recycle.ir.replays import with_replays
@@ -26,22 +26,7 @@ from recycle.ir.schedule import loop_placement
 from tests.ir.random_schedules import random_schedule, with_waits
 from tests.ir.test_check import BASES, DEFECTS, EDITS, RULE_EXAMPLES, edited, two_ranks
 
-FOLDER = Path(__file__).parents[1] / "conformance" / "cases"
-TORCH = {
-    "interleaved": """\
-0F0,0SEND_F0,2RECV_F0,0F1,0SEND_F1,2RECV_F1,2F0,2SEND_F0,2F1,2SEND_F1,2RECV_B0,2B0,2SEND_B0,2RECV_B1,2B1,2SEND_B1,\
-2REDUCE_GRAD,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD
-1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,3RECV_F1,3B0,3SEND_B0,1RECV_B0,3F1,3B1,3SEND_B1,1RECV_B1,\
-3REDUCE_GRAD,1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD
-""",
-    "split backwards on a V": """\
-0F0,0SEND_F0,0F1,0SEND_F1,3RECV_F0,3F0,3I0,3SEND_B0,3RECV_F1,3F1,3I1,3SEND_B1,0RECV_B0,3W0,0I0,3W1,0RECV_B1,\
-3REDUCE_GRAD,0W0,0B1,0REDUCE_GRAD
-1RECV_F0,1F0,1RECV_F1,2F0,2SEND_F0,1F1,2RECV_B0,2F1,2SEND_F1,2B0,2RECV_B1,1B0,1SEND_B0,2B1,2REDUCE_GRAD,1B1,\
-1SEND_B1,1REDUCE_GRAD
-""",
-}
-"""As torch 2.13 lowers them (`_add_reduce_grad`, then `_add_send_recv`)."""
+FOLDER, CASES = Path(__file__).parents[1] / "conformance" / "cases", Path(__file__).parent / "cases"
 UNIT = {"F": 1, "I": 1, "W": 1}
 TIMES = {**UNIT, "transfer": 0.25, "reduce": 2, "step": 0.5}
 Case = dict[str, Any]
@@ -49,15 +34,20 @@ Case = dict[str, Any]
 
 def case(name: str, schedule: Schedule, times: Case = UNIT, **options: Any) -> Case:
     """One case with recycle's verdict; keys with default values are left out."""
+    given = {"name": name, **described(schedule, times, **options)}
+    return {**given, "expect": check({**DEFAULTS, **given})}
+
+
+def described(schedule: Schedule, times: Case, **options: Any) -> Case:
+    """The keys of a case without name and verdict, and without those that have their defaults."""
     shape = schedule.shape
-    given: Case = {"name": name, "shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
+    given: Case = {"shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
     if schedule.placement != loop_placement(shape):
         given["placement"] = {str(w): list(schedule.stages_of(w)) for w in shape.workers()}
     given |= {"failed": sorted(map(str, schedule.failed)), "optimizer": schedule.optimizer, "times": times, **options}
     given |= {"buckets": schedule.buckets, "forward_only": schedule.forward_only}
-    given = {key: value for key, value in given.items() if DEFAULTS.get(key, ...) != value}
     given["programs"] = {worker: text for worker, text in schedule.text().items() if text}
-    return {**given, "expect": check({**DEFAULTS, **given})}
+    return {key: value for key, value in given.items() if DEFAULTS.get(key, ...) != value}
 
 
 def families() -> Iterator[Case]:
@@ -67,9 +57,10 @@ def families() -> Iterator[Case]:
             optimizer = "barrier" if (n + shape.pipelines) % 2 else "staggered"
             schedule = lower(family(shape, optimizer=optimizer))
             yield case(f"{name}, {optimizer}", schedule, TIMES if shape.pipelines == 2 else UNIT)
+    uneven = {**TIMES, "F": [1, 2, 1], "speed": {"0.1": 1.5}, "transfer": {"0.0>0.1": 2, "0.2>0.1": 1}}
     for channels in ("all", None):
-        uneven = {**TIMES, "F": [1, 2, 1], "pair": 2.5}
         yield case("1f1b, uneven stages", lower(one_f_one_b(Shape(1, 3, 4))), uneven, channels=channels)
+    yield case("pairs", lower(dualpipe_v(Shape(1, 2, 6, 2))), {**UNIT, "pair": 2.5})
     yield case("evaluation", lower(forward_only(gpipe(Shape(2, 2, 3)))), TIMES)
     yield case("buckets", lower(replace(zb_h1(Shape(2, 2, 3)), buckets=3)), TIMES)
     yield case("buckets, barrier", BASES["buckets"], TIMES)
@@ -102,9 +93,10 @@ def failures() -> Iterator[Case]:
 
 
 def torch() -> Iterator[Case]:
+    """Schedules as torch 2.13 lowers them (`_add_reduce_grad`, then `_add_send_recv`)."""
     random, times = Random(1), {**TIMES, "transfer": 1.5}
-    for name, text in TORCH.items():
-        schedule = torch_csv.loads(text)
+    for name in ("torch_interleaved", "torch_split_v"):
+        schedule = torch_csv.loads((CASES / f"{name}.csv").read_text())
         waiting = with_waits(random, schedule)
         for channels in (None, "all"):
             yield case(name, schedule, times, channels=channels)

@@ -1,4 +1,4 @@
-"""The simulator: published figures, the period against a slow runtime, refusals and compiled loops."""
+"""The simulator: published figures, refusals and compiled loops."""
 
 from __future__ import annotations
 
@@ -174,12 +174,6 @@ def test_compiled_loops_give_the_same_bits_as_plain_python(
             timeline = simulate(schedule, profile)
             results.append((*(a.tobytes() for a in (timeline.start, timeline.end, timeline.last)), timeline.period))
         assert results[0] == results[1]
-
-
-def last_step(timeline: Timeline) -> float:
-    """End of the last STEP, from which a barrier lets the next iteration begin (a last transfer may run on)."""
-    ends = [timeline.end[row] for row in range(len(timeline.end)) if "STEP" in str(timeline.schedule.instruction(row))]
-    return float(max(ends))
 
 
 def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped() -> None:
