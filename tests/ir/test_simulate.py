@@ -6,7 +6,6 @@ import importlib.util
 import pickle
 import random
 import warnings
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -137,20 +136,6 @@ def test_each_step_of_the_critical_path_has_its_cause() -> None:
         ("0REDUCE_GRAD", Cause.REDUCE),
         ("0STEP", Cause.STEP),
     ]
-
-
-def test_a_serialised_transport_carries_one_transfer_of_a_worker_at_a_time() -> None:
-    schedule, profile = one_f_one_b(Shape(1, 3, 4)), Profile.uniform(link=1.0)
-    lanes, serial = simulate(schedule, profile), simulate(schedule, profile, serialised=True)
-    assert serial.makespan > lanes.makespan
-    assert serial.period >= lanes.period
-    c = serial.schedule.columns
-    spans = sorted(
-        (serial.start[row], serial.end[row])
-        for row in range(len(c))
-        if "SEND" in str(serial.schedule.instruction(row)) and 1 in (c.worker[row], c.peer[row])
-    )
-    assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
 
 
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
