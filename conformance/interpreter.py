@@ -80,11 +80,8 @@ class Interpreter(Programs):
         self.gradients = [op for op in self.ops if self.adds(op, op)]
         sends = {(*op.value, op.worker, op.peer): op.row for op in self.of_kind["SEND_F"] + self.of_kind["SEND_B"]}
         for w in self.live:
-            last, offload, total = (
-                Key(),
-                Key(),
-                Key(),
-            )  # the rows before on the worker, on its way to the host, and of its sums
+            # The rows before: on the worker, on its way to the host, and of its sums.
+            last, offload, total = Key(), Key(), Key()
             for op in self.programs[w]:
                 task = self.task(op)
                 queues: list[Key] = [("worker", w)]
@@ -111,12 +108,12 @@ class Interpreter(Programs):
                     last, offload = op.row, Key()
                 offload = op.row if op.kind == "OFFLOAD" else offload
                 task.queues.extend(queues)
-                for queue in () if op.row in self.tasks else queues:
-                    self.queues[queue].append(op.row)
-                if half := self.tasks.get(op.row):
-                    task = Task(
-                        task.waits | half.waits, task.carried | half.carried, half.queues, task.seconds + half.seconds
-                    )
+                if half := self.tasks.get(op.row):  # of a pair
+                    waits, carried = task.waits | half.waits, task.carried | half.carried
+                    task = Task(waits, carried, half.queues, task.seconds + half.seconds)
+                else:
+                    for queue in queues:
+                        self.queues[queue].append(op.row)
                 self.tasks[op.row] = task
 
     def task(self, op: Op) -> Task:
@@ -132,9 +129,8 @@ class Interpreter(Programs):
         elif op.kind == "GATHER_PARAMS":
             waits |= {other.row for other in self.of_kind["STEP"] if other.stage == op.stage}
         elif op.kind in ("F", "R", "REPLAY"):
-            own = {
-                other.row for kind in ("STEP", "GATHER_PARAMS") for other in self.at[kind, op.stage, None, op.worker]
-            }
+            updates = (self.at[kind, op.stage, None, op.worker] for kind in ("STEP", "GATHER_PARAMS"))
+            own = {update.row for each in updates for update in each}
             carried = own | steps if is_barrier else own
         return Task(waits, carried, [], self.seconds(op))
 

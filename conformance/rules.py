@@ -57,7 +57,7 @@ class Programs:
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.case, (self.pipelines, ranks, self.micro_batches, chunks) = case, case["shape"]
-        self.stages, self.buckets = ranks * chunks, case.get("buckets", 1)
+        self.stages, self.buckets = ranks * chunks, case["buckets"]
         self.workers = [f"{k}.{r}" for k in range(self.pipelines) for r in range(ranks)]
         self.placement = {w: range(int(w.split(".")[1]), self.stages, ranks) for w in self.workers} | case["placement"]
         self.live = [w for w in self.workers if w not in case["failed"]]
@@ -115,12 +115,11 @@ class Programs:
                 first.setdefault(("not-hosted", op.worker, op.stage), op)
         yield from ((key[0], *op.place) for key, op in first.items())
         yield from (("no-host", None, None, None) for hosts in self.hosts.values() if not hosts)
-        lacks = (not self.has_transfers and self.crosses()) or not (self.has_optimizer or self.case["forward_only"])
-        if not self.case["implied"] and lacks:
+        values = ((op, self.made[v]) for op in self.ops for v in self.crossing(op) if v in self.made)
+        crosses = any(op.worker != maker.worker for op, maker in values)
+        lacks = (crosses and not self.has_transfers) or not (self.has_optimizer or self.case["forward_only"])
+        if lacks and not self.case["implied"]:
             yield "not-lowered", None, None, None
-
-    def crosses(self) -> bool:
-        return any(v in self.made and self.made[v].worker != op.worker for op in self.ops for v in self.crossing(op))
 
     def incomplete(self) -> Iterator[Finding]:
         cells: dict[Key, list[Op]] = defaultdict(list)
@@ -203,17 +202,16 @@ class Programs:
                 source = self.at["F", op.stage - 1, op.micro_batch, op.worker]
                 if before or own or not source or any(o.row < op.row for o in back):
                     yield ("redundant", *op.place)
-            elif op.kind == "REPLAY" and (before or own or self.reduced(op)):
-                yield ("replay", *op.place)
+            elif op.kind == "REPLAY":
+                reduces = self.at["REDUCE_GRAD", op.stage, None, op.worker]
+                if before or own or any(o.row < op.row for o in reduces):
+                    yield ("replay", *op.place)
             elif op.kind in ("OFFLOAD", "RELOAD"):
                 other = "RELOAD" if op.kind == "OFFLOAD" else "OFFLOAD"
                 if not own or before or not self.find(op, other):
                     yield ("offload", *op.place)
             elif op.kind.startswith("WAIT_SEND") and not self.find(op, op.kind[5:]):
                 yield ("wait-send", *op.place)
-
-    def reduced(self, op: Op) -> bool:
-        return any(o.row < op.row for o in self.at["REDUCE_GRAD", op.stage, None, op.worker])
 
     def updates(self) -> Iterator[Finding]:
         orders: dict[str, list[Key]] = {}
