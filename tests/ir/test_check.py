@@ -34,7 +34,7 @@ from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction,
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
-from tests.ir.random_schedules import break_one_place, random_schedule
+from tests.ir.random_schedules import random_schedule
 
 bounded = settings(
     derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -357,24 +357,6 @@ def test_random_valid_schedules_have_no_findings_as_built_and_lowered(rng: rando
     schedule = random_schedule(rng)
     assert check(schedule) == []
     assert check(lower(schedule), about_to_run=True) == []
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=150)
-@given(randoms, st.booleans())
-def test_a_schedule_broken_in_one_place_has_an_error_near_it(rng: random.Random, lowered: bool) -> None:
-    schedule = random_schedule(rng, most=3)
-    broken = break_one_place(rng, lower(schedule) if lowered else schedule)
-    if broken is None:
-        return
-    wrong, near = broken
-    findings = check(wrong)
-    assert any(finding.severity == "error" for finding in findings), wrong.text()
-    assert {finding.worker for finding in findings} & ({str(worker) for worker in near} | {None}), findings
-    for finding in findings:
-        if finding.position is not None:
-            program = wrong.program(Worker.parse(finding.worker))
-            assert str(program[finding.position]) == finding.instruction
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The simulator: published figures, the period against a slow runtime, refusals and compiled loops."""
+"""The simulator: published figures, refusals and compiled loops."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import importlib.util
 import pickle
 import random
 import warnings
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from recycle import (
@@ -32,8 +31,7 @@ from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.operations import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
-from tests.ir.random_schedules import random_profile, random_schedule, with_waits
-from tests.ir.reference_runtime import growth
+from tests.ir.random_schedules import random_profile, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"
 bounded = settings(derandomize=True, max_examples=40, deadline=None, database=None)
@@ -140,44 +138,11 @@ def test_each_step_of_the_critical_path_has_its_cause() -> None:
     ]
 
 
-def test_a_serialised_transport_carries_one_transfer_of_a_worker_at_a_time() -> None:
-    schedule, profile = one_f_one_b(Shape(1, 3, 4)), Profile.uniform(link=1.0)
-    lanes, serial = simulate(schedule, profile), simulate(schedule, profile, serialised=True)
-    assert serial.makespan > lanes.makespan
-    assert serial.period >= lanes.period
-    c = serial.schedule.columns
-    spans = sorted(
-        (serial.start[row], serial.end[row])
-        for row in range(len(c))
-        if "SEND" in str(serial.schedule.instruction(row)) and 1 in (c.worker[row], c.peer[row])
-    )
-    assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
-
-
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_empty_and_zero_time_schedules_take_no_time() -> None:
     assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).makespan == 0
     still = simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0))
     assert (still.makespan, still.period, still.bubble_ratio) == (0, 0, 0)
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=60)
-@given(st.integers(0, 10**6))
-def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
-    rng = random.Random(seed)
-    schedule = random_schedule(rng)
-    if rng.random() < 0.3:
-        schedule = with_waits(rng, lower(schedule))
-        assert [finding for finding in check(schedule) if finding.severity == "error"] == []
-    profile = random_profile(rng, schedule)
-    timeline = simulate(schedule, profile)
-    first, per_iteration = growth(schedule, profile, iterations=36, window=12)
-    assert timeline.makespan == pytest.approx(first)
-    assert timeline.period == pytest.approx(per_iteration)
-    assert timeline.period <= timeline.makespan * (1 + 1e-9)
-    if schedule.optimizer == "barrier":
-        assert timeline.period == pytest.approx(last_step(timeline))
 
 
 def test_compiled_loops_give_the_same_bits_as_plain_python(
@@ -194,12 +159,6 @@ def test_compiled_loops_give_the_same_bits_as_plain_python(
             timeline = simulate(schedule, profile)
             results.append((*(a.tobytes() for a in (timeline.start, timeline.end, timeline.last)), timeline.period))
         assert results[0] == results[1]
-
-
-def last_step(timeline: Timeline) -> float:
-    """End of the last STEP, from which a barrier lets the next iteration begin (a last transfer may run on)."""
-    ends = [timeline.end[row] for row in range(len(timeline.end)) if "STEP" in str(timeline.schedule.instruction(row))]
-    return float(max(ends))
 
 
 def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped() -> None:
