@@ -198,19 +198,16 @@ def gradient_buffers(model: Any) -> list[torch.Tensor]:
 @contextmanager
 def without_sync(models: Any, name: Literal["finish_grad_sync", "start_param_sync"]) -> Iterator[None]:
     """Inside the block megatron-core's DDP does not sum gradients, or not gather what its optimizer has stepped."""
-    for model in models:
-        setattr(model, name, lambda *arguments, **named: None)  # hides the method
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for model in models:
-            delattr(model, name)
+            setattr(model, name, lambda *arguments, **named: None)  # hides the method
+            stack.callback(delattr, model, name)
+        yield
 
 
 def running_timers(config: Any) -> list[Any]:
     """megatron-core's timers in a model's config that have been started and not stopped."""
-    timers = getattr(config.timers, "_timers", {})
-    return [timer for timer in timers.values() if timer._started]
+    return [timer for timer in getattr(config.timers, "_timers", {}).values() if timer._started]
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
@@ -248,9 +245,8 @@ def describe_group(group: Any, name: str, rank: int) -> None:
     import torch
 
     world: Any = torch.distributed.distributed_c10d._world
-    world.pg_map[group] = ("recycle", None)
-    world.pg_names[group], world.pg_backend_config[group] = name, "recycle"
-    world.pg_group_ranks[group] = {0: rank}
+    world.pg_map[group], world.pg_names[group] = ("recycle", None), name
+    world.pg_backend_config[group], world.pg_group_ranks[group] = "recycle", {0: rank}
 
 
 def share_random_generator(region: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
@@ -463,8 +459,7 @@ def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) ->
 
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [device]
-    options._timeout = timedelta(seconds=timeout)
+    options._devices, options._timeout = [device], timedelta(seconds=timeout)
     return gloo(store, rank, size, options)
 
 
@@ -477,8 +472,7 @@ def nccl_group(store: Any, rank: int, size: int, timeout: float, device: Any, ct
 
     nccl: Any = torch.distributed.ProcessGroupNCCL
     options = nccl.Options()
-    options._timeout = timedelta(seconds=timeout)
-    options.is_high_priority_stream = True
+    options._timeout, options.is_high_priority_stream = timedelta(seconds=timeout), True
     if ctas is not None:
         options.config.max_ctas = ctas
     group = nccl(store, rank, size, options)

@@ -3,8 +3,7 @@
 A value is used after its send began, and no reduce ends before all its workers began it. Each such pair of moments
 bounds the difference of two clocks. If the recorded times break a bound, the clock of each worker is set to the middle
 of its bounds relative to the first one, as in NTP (RFC 5905, section 8). Limits: clocks are shifted, not stretched, and
-clocks that break no bound stay as they are; alignment takes 0.2 s for 500
-workers and 8 s for 1,500.
+clocks that break no bound stay as they are; alignment takes 0.2 s for 500 workers and 8 s for 1,500.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ from tests.megatron.jobs import Case, Jobs, build
 pytestmark = pytest.mark.process
 
 JOB = """
+[membership]
+dead_after = 20.0
 [shape]
 pipelines = 1
 ranks = 2
