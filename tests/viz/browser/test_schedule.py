@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -139,6 +140,8 @@ def test_a_link_restores_the_view_and_back_undoes_selections(page: Page, broken:
 
 
 def test_the_scenario_is_set_by_fields_sliders_or_a_file_and_reset(page: Page, broken: Schedule) -> None:
+    from playwright.sync_api import TimeoutError as Late
+
     def drawn(profile: Profile) -> None:
         timeline = simulate(broken, profile)
         page.page.wait_for_function(f"span => {VIEW}.table.span === span && !{VIEW}.asked", arg=timeline.makespan)
@@ -169,8 +172,12 @@ def test_the_scenario_is_set_by_fields_sliders_or_a_file_and_reset(page: Page, b
     page.page.wait_for_selector(".banner:has-text('times of measured.json')")
     page.page.fill(".retime [data-field=link] input[type=text]", "0")
     drawn(Profile([2.0, 3.0]))
-    page.page.fill("#fail", "0.0=2")
-    page.page.keyboard.press("Enter")
+    for _ in range(3):  # an answer that arrives between the two sets the field to what it was
+        page.page.locator("#fail").fill("0.0=2")
+        page.page.locator("#fail").press("Enter")
+        with contextlib.suppress(Late):
+            page.page.wait_for_function("() => location.search.includes('fail=0.0')", timeout=8000)
+            break
     drawn(Profile([2.0, 3.0], speed={"0.0": 2.0}))
     assert page(f"() => {VIEW}.table.labels[0]") == "0.0 \N{MULTIPLICATION SIGN}2"
     page.page.click(".banner button")
