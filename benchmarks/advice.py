@@ -101,7 +101,7 @@ def effective_share(rate: float, pause: float, every: float, stall: float) -> fl
 
     Args:
         rate: failures per second.
-        pause: seconds from a failure until training goes on.
+        pause: seconds from a failure until training continues.
         every, stall: seconds of training between checkpoints, and those that one takes.
     """
     return exp(-rate * pause) * kept_share(rate, every + stall) * every / (every + stall)

@@ -251,7 +251,7 @@ class Programs:
         return "W" in _MAKES.get(op.kind, "") and (None in (op.bucket, total.bucket) or op.bucket == total.bucket)
 
     def needs(self, op: Op) -> list[Op]:
-        """What an instruction waits for by its stage and micro-batch: of its own worker, and values of other stages."""
+        """The instructions of this worker, and the values of other stages, that an instruction waits for."""
         needed = self.find(op, *_AFTER.get(op.kind, ()))
         for value in self.crossing(op):
             is_here = not self.has_transfers or self.made[value].worker == op.worker

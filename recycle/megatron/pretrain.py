@@ -37,6 +37,7 @@ from recycle.errors import RunError, first_line
 from recycle.job import Job
 from recycle.megatron.own_loop import Session, session
 from recycle.megatron.peers import Peers
+from recycle.megatron.script import LATE
 from recycle.megatron.without_gpu import without_gpu
 from recycle.megatron_versions import (
     adam_steps_kept,
@@ -271,7 +272,7 @@ class _Pretraining:
             for name in _OVERLAPS:
                 if getattr(args, name, False):
                     setattr(args, name, False)
-                    print(f"--{name.replace('_', '-')}: switched off; a session exchanges after the last backward")
+                    print(f"--{name.replace('_', '-')}: switched off; {LATE}")
         get_rerun_state_machine().set_mode(RerunMode.DISABLED)
         parallel_state.initialize_model_parallel(
             args.tensor_model_parallel_size,

@@ -53,6 +53,8 @@ from recycle.megatron_versions import (
 )
 from recycle.plans.hosting import Hosts
 
+LATE = "a session sums gradients after the last backward, and gathers parameters after the step"
+"""Why a session switches DDP's overlap off."""
 _LOSS_GRID = 2.0**36
 """Losses are rounded to multiples of its inverse, 1.5e-11."""
 
@@ -175,7 +177,7 @@ class Script:
         switched = [name for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(ddp, name)]
         if not switched or not (self.is_sharded or self.job.train.accumulation == "exact"):
             return
-        print(f"{', '.join(switched)}: switched off; a session exchanges after the last backward", flush=True)
+        print(f"{', '.join(switched)}: switched off; {LATE}", flush=True)
         for model in self.models:
             if model.use_forward_hook:
                 model.disable_forward_pre_hook(param_sync=False)

@@ -101,7 +101,7 @@ def calm_run(config: Job, launch: Run, steps: int) -> RunResult:
 
 
 def shared_memory() -> set[str]:
-    """Tensors, semaphores and buffers in shared memory; not the folders and files of tests that run beside."""
+    """Names of tensors, semaphores and buffers in shared memory. Files of other tests have other names."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "nccl", "pymp"))}
 
 

@@ -14,7 +14,7 @@ import msgspec
 from recycle.errors import ScheduleError, first_line
 
 _PROCESS = 1 << 24
-"""`globalTid` is a machine, a process and a thread, of 24 bits each but the first."""
+"""`globalTid` ends with the process and the thread, 24 bits each."""
 _RANGES = f"""
 SELECT coalesce(text, value) AS name, start / 1e3, (end - start) / 1e3, globalTid / {_PROCESS} % {_PROCESS}
 FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id WHERE typeof(name) = 'text' AND name LIKE 'PP:%' ORDER BY start
