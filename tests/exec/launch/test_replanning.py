@@ -95,7 +95,7 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
 
 def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
     run = launch(
-        emulated_job(DRIFT),
+        emulated_job({**DRIFT, "drift_iterations": 4}),  # an unused worker is tried again after 16
         STEPS,
         "slow=3:1.1@4-18",
         planner=noting_planner,
@@ -107,9 +107,9 @@ def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch:
     assert run.undone == []
     away, back = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     first, slow, last = (plan_of(run, line["plan"]) for line in (run.metrics[0], _at(run, away), _at(run, back)))
-    assert 4 + 8 // 2 < away["step"] <= 18 < back["step"]
+    assert 4 + 4 // 2 < away["step"] <= 18 < back["step"]
     assert [forwards(plan, SLOW) for plan in (first, last)] == [4, 4]
-    assert forwards(slow, SLOW) in (1, 2)  # as many as it computes while each peer computes 5
+    assert forwards(slow, SLOW) <= 2  # as many as it computes while each peer computes 6; none is as good
     profile = Profile.load(tmp_path / "profiles" / f"{away['profile']}.json")
     assert profile.speed_of(SLOW) == pytest.approx(3, rel=0.3)
     assert simulate(first, profile).period == pytest.approx(away["period_before"])
