@@ -257,14 +257,14 @@ class PlansPage(Page):
             if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
             text = text or ""
-            trail = trail if trail[-1] == text else [trail[-1], text]
+            is_same, trail = trail[-1] == text, trail if trail[-1] == text else [trail[-1], text]
             try:
                 cards = self.outcome_cards(text, trail[:-1], times)
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
             workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
-            # The browser applies other times to the lanes itself.
-            return cards, workers, no_update if ctx.triggered_id == TIMES else trail
+            # The browser applies other times to the lanes itself. They may come with other workers: a step back sets both.
+            return cards, workers, no_update if is_same and ctx.triggered_id == TIMES else trail
 
         @app.callback(self.input("trail", "data"), prevent_initial_call=True)
         def draw(trail: Trail) -> None:
