@@ -263,7 +263,7 @@ class PlansPage(Page):
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
             workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
-            # The browser applies other times to the lanes itself. They may come with other workers: a step back sets both.
+            # The browser applies other times to the lanes itself. A step back sets times and workers at once.
             return cards, workers, no_update if is_same and ctx.triggered_id == TIMES else trail
 
         @app.callback(self.input("trail", "data"), prevent_initial_call=True)
