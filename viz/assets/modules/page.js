@@ -19,12 +19,17 @@ export function writeAddress(query, isStep = false) {
   history[isStep ? "pushState" : "replaceState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
 }
 
-/* Open a page with values of its controls. */
-export function openPage(page, values) {
+/* Set controls, in the address at once: Dash tells other callbacks later. */
+export function setControls(values) {
   const query = readAddress();
   for (const [id, value] of Object.entries(values)) query.set(id, String(value));
   writeAddress(query);
   for (const [id, value] of Object.entries(values)) if (document.getElementById(id)) setProps(id, { value });
+}
+
+/* Open a page with values of its controls. */
+export function openPage(page, values) {
+  setControls(values);
   setProps("pages", { value: page });
 }
 

@@ -1,6 +1,6 @@
 /* The player of a run: its buttons, keys and playback set the step; the reader's choice of a step ends following. */
 import { valueOf } from "viz/address.js";
-import { inSight, on, openPage, setProps } from "viz/page.js";
+import { inSight, on, openPage, readAddress, setControls, setProps } from "viz/page.js";
 const EACH = 1000; // milliseconds between two steps of the playback
 let playing = null;
 
@@ -13,7 +13,7 @@ function next({ dataset: { slider, changes } }, move) {
   return (isBefore ? all.findLast((step) => step < now) : all.find((step) => step > now)) ?? now;
 }
 
-const stay = (root) => { if (root) setProps(root.dataset.follow, { value: [] }); };
+const stay = (root) => { if (root) setControls({ [root.dataset.follow]: [] }); };
 
 function pause() {
   clearInterval(playing);
@@ -50,7 +50,10 @@ export function openStep(_, click, page) {
   return window.dash_clientside.no_update;
 }
 
-/* Called with the newest step of a live run; decided here, as the reader may choose a step while the server answers. */
-export const followNewest = (_, newest, follow) => (follow?.length ? newest : window.dash_clientside.no_update);
+/* Called with the newest step of a live run. The address knows first that the reader has chosen a step: Dash gives older states. */
+export function followNewest({ outputs_list, states_list: [{ id }] }, newest, follow) {
+  if (follow?.length && readAddress().get(id) !== "") setProps(outputs_list.id, { value: newest });
+  return window.dash_clientside.no_update;
+}
 
 for (const name of ["pointerdown", "keydown"]) on(name, ".step", () => stay(shown()));
