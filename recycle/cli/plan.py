@@ -173,7 +173,10 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
 def _print_layout(result: Plan) -> None:
     by_pipeline = groupby(result.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
     for pipeline, hosts in by_pipeline:
-        parts = [f"{worker}: {' and '.join(_ranges(ends))}" for worker, ends in hosts]
+        parts = []
+        for worker, ends in hosts:
+            ranges = (f"{begin}-{end - 1}" for begin, end in zip(ends[::2], ends[1::2], strict=True))
+            parts.append(f"{worker}: {' and '.join(ranges)}")
         print(f"pipeline {pipeline}, units by worker: {', '.join(parts)}")
     if result.fixed_bound is not None:
         print(
@@ -188,10 +191,6 @@ def _print_layout(result: Plan) -> None:
             print(f"{step.worker} takes on units {step.units[0]}-{step.units[1] - 1}: {copied}")
         else:
             print(f"{step.worker} takes over {step.role}: {copied}")
-
-
-def _ranges(ends: Sequence[int]) -> list[str]:
-    return [f"{begin}-{end - 1}" for begin, end in zip(ends[::2], ends[1::2], strict=True)]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from recycle.cli import pricing
 from recycle.cli.terminal import JsonOption, Result, width
 from recycle.errors import CODES, JobError, ScheduleError
 from recycle.ir import formats
-from recycle.ir.check import Finding, Findings
+from recycle.ir.check import Findings
 from recycle.ir.check import check as findings_of
 from recycle.ir.check import explain as rule_of
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
@@ -166,14 +166,10 @@ def check(
         profile, limits, byte_limit = pricing.job_limits(checked, file, job)
         findings = findings_of(checked, profile=profile, limits=limits, byte_limit=byte_limit)
     errors = findings.number("error")
-    listed = [_finding_as_json(finding) for finding in findings]
+    listed = [{key: value for key, value in asdict(finding).items() if key != "others"} for finding in findings]
     figures = {"file": str(file), "valid": not errors, "findings": listed, "more": findings.more}
     status = int(bool(errors or (strict and findings)))
     return Result(figures, partial(_print_findings, file, checked, findings), status)
-
-
-def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    return {key: value for key, value in asdict(finding).items() if key != "others"}
 
 
 def _print_findings(file: Path, schedule: Schedule, findings: Findings) -> None:

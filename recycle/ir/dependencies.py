@@ -328,7 +328,8 @@ class _Builder:
         group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.worker * shape.stages + stage
         gradients = self.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
         reduces, steps = self.select(ReduceGradients), self.select(OptimizerStep)
-        begins = self.select(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
+        computes = [cls for cls in KIND_CLASSES if issubclass(cls, Compute)]
+        begins = self.select(*(c for c in computes if all(need.origin != Origin.STAGE for need in c.row.needs)))
         self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)
         commit, all_steps = self.nodes, self.nodes + 1
         self.nodes += 2
@@ -392,10 +393,6 @@ class _Builder:
             worker * (int(groups.max()) + 1) + groups[stage], return_inverse=True, return_counts=True
         )
         return np.unique(stage[count[place] > 1])
-
-
-def _begins_work(cls: type[Instruction]) -> bool:
-    return all(need.origin != Origin.STAGE for need in cls.row.needs)
 
 
 def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:

@@ -10,6 +10,7 @@ The text of an instruction is its repr, the file syntax and the form in errors. 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
@@ -342,6 +343,15 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
     _INPUT_GRADIENT: (SendGradient, RecvGradient),
 }
 """The send and the receive that carry each value to another worker."""
+
+
+def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
+    """Yield the computes of a program, with overlapped pairs split."""
+    for instruction in program:
+        if isinstance(instruction, OverlappedPair):
+            yield from (instruction.forward, instruction.backward)
+        elif isinstance(instruction, Compute) and not isinstance(instruction, WaitSend):
+            yield instruction
 
 
 @reads_kinds

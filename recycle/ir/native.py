@@ -229,12 +229,9 @@ def decode(text: str | bytes, most: int | None = None) -> NativeFile:
     if missing:
         raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
     if sum(map(len, file.programs.values())) > _SHORTEST * (MOST_INSTRUCTIONS if most is None else most):
-        require_few(sum(map(_words, file.programs.values())), "programs: ", most)
+        words = sum(1 for text in file.programs.values() for _ in re.finditer(r"\S+", text))
+        require_few(words, "programs: ", most)
     return file
-
-
-def _words(text: str) -> int:
-    return sum(1 for _ in re.finditer(r"\S+", text))
 
 
 def _value(head: dict[str, msgspec.Raw], name: str) -> Any:

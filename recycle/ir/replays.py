@@ -97,10 +97,6 @@ class Rotation:
         return frozenset(self.slots.round.tolist())
 
     @cached_property
-    def _rounds_of_rows(self) -> Rows:
-        return np.append(self.slots.round, EVERY_ITERATION)[self.slot_of_rows]
-
-    @cached_property
     def slot_of_rows(self) -> Rows:
         """The index in `slots` of the only replay that needs each row of `whole`; -1 for rows that always run."""
         c, shape = self.whole.columns, self.whole.shape
@@ -133,7 +129,8 @@ class Rotation:
         return [np.unique(self.slots.stage[self.slots.round == number]).tolist() for number in range(self.rounds)]
 
     def _runs(self, iteration: int) -> Flags:
-        return np.isin(self._rounds_of_rows, (EVERY_ITERATION, self.round_of(iteration)))
+        rounds_of_rows = np.append(self.slots.round, EVERY_ITERATION)[self.slot_of_rows]
+        return np.isin(rounds_of_rows, (EVERY_ITERATION, self.round_of(iteration)))
 
     def schedule(self, iteration: int) -> Schedule:
         """Return the lowered schedule of an iteration."""

@@ -326,9 +326,6 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
         )
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
-        return self.allreduce(tensors, opts)
-
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         def take(sums: list[torch.Tensor]) -> None:
             if self.rank() == opts.rootRank:
@@ -358,15 +355,6 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             return Pending()
         return self.allgather([parts], [tensor.reshape(-1)])
 
-    def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
-    ) -> Work:
-        for output, tensor in zip(outputs, tensors, strict=True):
-            self.all_gather_single(output, tensor)
-        return Pending()
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """`tensor` becomes the sum, and `output` may be a part of it."""
         if not self._answers_alone:
@@ -377,15 +365,6 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         if part.data_ptr() != output.data_ptr():
             output.copy_(part)
         return Pending()
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
-    ) -> Work:
-        for output, tensor in zip(outputs, tensors, strict=True):
-            self.reduce_scatter_single(output, tensor, opts)
-        return Pending()
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def gather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> Work:
         def take(entries: list[torch.Tensor]) -> None:
@@ -601,7 +580,7 @@ def _within_worker(name: str, otherwise: Callable[..., Any]) -> Callable[..., An
 for _call in ("allgather_coalesced", "alltoall", "send", "recv", "recv_anysource"):
     setattr(LiveGroup, _call, _refused(_call))
 for _call, _alias in (
-    ("allreduce", None),
+    ("allreduce", "allreduce_coalesced"),
     ("allgather", None),
     ("all_gather_single", "_allgather_base"),
     ("reduce_scatter", None),
@@ -611,6 +590,23 @@ for _call, _alias in (
     _function = _within_worker(_call, vars(LiveGroup).get(_call) or _refused(_call))
     setattr(LiveGroup, _call, _function)
     setattr(LiveGroup, _alias or _call, _function)
+
+
+def _coalesced(name: str) -> Callable[..., Any]:
+    def call(self: LiveGroup, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            getattr(self, name)(output, tensor, opts)
+        return Pending()
+
+    return call
+
+
+for _call, _alias in (
+    ("all_gather_single", "allgather_into_tensor_coalesced"),
+    ("reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
+):
+    for _name in (f"{_call}_coalesced", _alias):
+        setattr(LiveGroup, _name, _coalesced(_call))
 
 
 def _options(op: Any) -> Any:

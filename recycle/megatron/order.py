@@ -23,6 +23,7 @@ from recycle.ir.instruction import (
     OverlappedPair,
     ReduceGradients,
     Transfer,
+    computes,
 )
 from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
@@ -90,7 +91,7 @@ def training_order(source: ScheduleSource, grid: MegatronGrid, micro_batches: in
     program = tuple(instruction for instruction in own if not isinstance(instruction, ReduceGradients | OptimizerStep))
     stages = stages_of_rank(schedule, grid.rank)
     return RankOrder(
-        program, stages, schedule.shape.stages, _ends_share_rank(schedule), completing_computes(_computes(program))
+        program, stages, schedule.shape.stages, _ends_share_rank(schedule), completing_computes(list(computes(program)))
     )
 
 
@@ -174,7 +175,7 @@ def _require_own_kinds(schedule: Schedule) -> None:
         for instruction in schedule.program(worker):
             if not isinstance(instruction, _KNOWN):
                 raise ScheduleError(f"worker {worker}: {instruction}: Megatron's loop cannot run {instruction.token}")
-            for compute in _computes((instruction,)):
+            for compute in computes((instruction,)):
                 if compute.micro_batch.pipeline != worker.pipeline:
                     raise ScheduleError(
                         f"worker {worker}: {compute} is a micro-batch of another pipeline; in Megatron's loop each"
@@ -192,19 +193,11 @@ def _require_own_kinds(schedule: Schedule) -> None:
                 nexts[compute.stage] = wanted + 1
 
 
-def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
-    pieces = (
-        (instruction.forward, instruction.backward) if isinstance(instruction, OverlappedPair) else (instruction,)
-        for instruction in program
-    )
-    return [piece for pair in pieces for piece in pair if isinstance(piece, Compute)]
-
-
-def completing_computes(computes: Sequence[Compute]) -> frozenset[Compute]:
+def completing_computes(program: Sequence[Compute]) -> frozenset[Compute]:
     """Return the computes of a rank that complete gradients of a chunk (`RankOrder.completing`)."""
     completing: set[Compute] = set()
-    for stage in {compute.stage for compute in computes}:
-        stage_computes = [compute for compute in computes if compute.stage == stage]
+    for stage in {compute.stage for compute in program}:
+        stage_computes = [compute for compute in program if compute.stage == stage]
         last_input = [compute for compute in stage_computes if isinstance(compute, BackwardInput | Backward)][-1:]
         last_weight = [compute for compute in stage_computes if isinstance(compute, BackwardWeight | Backward)][-1:]
         if not any(isinstance(compute, Backward) for compute in last_input) or last_input == last_weight:

@@ -424,7 +424,10 @@ class Script:
         inner = inner_optimizers(self.optimizer) if self.is_sharded else []
         return {
             "others": [other.state_dict() for other in self.others],
-            "groups": [[_without_parameters(group) for group in optimizer.param_groups] for optimizer in inner],
+            "groups": [
+                [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+                for optimizer in inner
+            ],
         }
 
     def load_settings(self, state: dict[str, Any]) -> None:
@@ -452,13 +455,16 @@ class Script:
     def optimizer_part(self) -> list[Any]:
         """This process's part of a sharded optimizer's state, with the parameters that it steps."""
         inner = inner_optimizers(self.optimizer)
-        return [[optimizer.state_dict(), list(map(_detached, _parameters_of(optimizer)))] for optimizer in inner]
+        return [
+            [optimizer.state_dict(), [parameter.detach() for parameter in _parameters_of(optimizer)]]
+            for optimizer in inner
+        ]
 
     def load_optimizer_part(self, parts: list[Any]) -> None:
         for optimizer, (state, parameters) in zip(inner_optimizers(self.optimizer), parts, strict=True):
             optimizer.load_state_dict(state)
             for parameter, source in zip(_parameters_of(optimizer), parameters, strict=True):
-                _detached(parameter).copy_(source)
+                parameter.detach().copy_(source)
 
 
 @contextmanager
@@ -496,14 +502,6 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach()
 
 
 def _norms_squared(model: Any) -> list[float]:

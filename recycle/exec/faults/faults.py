@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -241,7 +242,8 @@ def punish(
     for step in range(1, steps):
         if draw.random() * mean >= 1.0:
             continue
-        kills = [w for w in shape.workers() if w not in dead and _has_peer(w, shape, dead)]
+        live = Counter(w.rank for w in shape.workers() if w not in dead)
+        kills = [w for w in shape.workers() if w not in dead and live[w.rank] > 1]
         returns = sorted(dead)
         back = bool(returns) and (not kills or draw.random() < 0.5)
         worker = draw.choice(returns if back else kills)
@@ -260,7 +262,3 @@ def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker 
     live = [other for other in shape.workers() if other not in dead]
     near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
     return next((other for other in near if other in live and select_fenced((worker, other), live) == worker), None)
-
-
-def _has_peer(worker: Worker, shape: Shape, dead: Collection[Worker]) -> bool:
-    return any(peer.rank == worker.rank and peer != worker and peer not in dead for peer in shape.workers())

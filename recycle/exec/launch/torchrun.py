@@ -95,14 +95,17 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     role = workers[rank]
     torch.set_num_threads(job.train.threads)
     store: Any = TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not _agent_serves()
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
     )
     plugin = transport_of(job)
     os.environ.update(plugin.environment)  # torchrun sets a variable that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
     owners = own_initial_shards(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
-    address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
+    is_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
+    address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if is_one_machine else os.uname().nodename)
     rotation = programs_of(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
         GroupsOfGeneration(
@@ -184,11 +187,3 @@ class _TorchrunCommits:
         if self._metrics is not None:
             self._metrics.write(json.dumps(line) + "\n")
             self._metrics.flush()
-
-
-def _agent_serves() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _is_one_machine(size: int) -> bool:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size

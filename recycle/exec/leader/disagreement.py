@@ -250,9 +250,9 @@ def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagre
                 where = {"worker": member_name(worker, rank), "stage": stage, "micro_batch": str(micro_batch)}
                 disagreement.parts += ({**where, "tensor": tensor, **bit} for tensor, bit in differences.items())
         if wrong:
-            disagreement.held |= {
-                worker: f"{work}: {_replay_text(result)}" for worker, result in {**results, **wrong}.items()
-            }
+            for worker, result in {**results, **wrong}.items():
+                words = (f"{name} {checksum.words:016x}" for name, checksum in zip(PARTS, result, strict=True))
+                disagreement.held[worker] = f"{work}: {', '.join(words)}"
     return disagreement if disagreement.differences else None
 
 
@@ -274,7 +274,3 @@ def _differences(first: MicroBatchChecksums, second: MicroBatchChecksums) -> dic
             place = differing_bit(own, other)
             differences[tensor] = {} if place is None else {"index": place.word, "bit": place.bit}
     return differences
-
-
-def _replay_text(checksums: MicroBatchChecksums) -> str:
-    return ", ".join(f"{name} {checksum.words:016x}" for name, checksum in zip(PARTS, checksums, strict=True))

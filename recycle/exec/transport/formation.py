@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -57,7 +57,7 @@ def formation_order(
 ) -> list[NeededCommunicator]:
     """Communicators of lanes, of copies and of sums over several hosts, in the order in which they form."""
     wanted: list[tuple[str, tuple[Worker, ...], tuple[Lane, ...], tuple[int, ...]]] = [
-        (purpose, of_lanes[0] if len(of_lanes) == 1 else _workers(of_lanes), of_lanes, ())
+        (purpose, of_lanes[0] if len(of_lanes) == 1 else tuple(sorted({*chain(*of_lanes)})), of_lanes, ())
         for purpose, shared in (
             (LANE, share_communicators(lanes)),
             (COPY, share_communicators({*copies} - {*lanes}, COPIES)),
@@ -83,10 +83,6 @@ def formation_order(
     return sorted(
         needed, key=lambda item: (item.round, item.purpose, min(w.rank for w in item.members) % 2, item.members)
     )
-
-
-def _workers(lanes: Collection[Lane]) -> tuple[Worker, ...]:
-    return tuple(sorted({worker for lane in lanes for worker in lane}))
 
 
 def member_of(process: Worker, tensor_rank: int, tensor_parallel: int) -> str:

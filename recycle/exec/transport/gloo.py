@@ -307,12 +307,9 @@ def _wait_for(works: Sequence[Any]) -> None:
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
     """Form a gloo group of `size` ranks. Raises RuntimeError after `over` is set, or on a timeout."""
     store = FormingStore(settings.store, over)  # a PrefixStore does not keep it alive
-    device = _device(settings.address, settings.limits.ports)
+    address, ports = settings.address, settings.limits.ports
+    device = gloo_device(address) if ports is None else _device_within(address, ports)
     return gloo_group(PrefixStore(name, store), rank, size, device, settings.limits.form_timeout)
-
-
-def _device(address: str, ports: Ports | None) -> Any:
-    return gloo_device(address) if ports is None else _device_within(address, ports)
 
 
 @cache

@@ -24,7 +24,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.ports import refusal_of_nccl
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
-from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, own_device, visible_gpus
+from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu
 from recycle.job import Job
 from recycle.megatron_versions import nccl_batch, nccl_group, nccl_has_failed
 
@@ -38,7 +38,7 @@ class Nccl(LanePlugin):
     Raises RunError if there is no GPU, NCCL is missing or has a known defect, or torch's watchdog is on.
     """
 
-    has_shards = True
+    takes_gpus = has_shards = True
     environment: ClassVar[Mapping[str, str]] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # the same, when the watchdog itself waits for an abort
@@ -67,14 +67,6 @@ class Nccl(LanePlugin):
                 f"{processes} workers on this machine, but {gpus} GPUs: NCCL needs one for each; set"
                 ' [membership] transport = "staged" to share GPUs'
             )
-
-    @classmethod
-    def device(cls, local_index: int) -> torch.device:
-        return own_device(local_index)
-
-    @classmethod
-    def gpus(cls) -> list[str]:
-        return visible_gpus()
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return NcclTransport(self, groups)

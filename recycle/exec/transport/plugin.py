@@ -49,9 +49,11 @@ class TransportPlugin(ABC):
 
     Attributes:
         paces_links: whether `TransportSettings.links` delays its messages, and it reports their times.
+        takes_gpus: whether a process computes on a GPU of its machine, if there are any.
         has_shards: whether its `GroupTransport` has the sums and gathers of a sharded optimizer.
     """
 
+    takes_gpus: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
     paces_links: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
@@ -74,12 +76,12 @@ class TransportPlugin(ABC):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        return torch.device("cpu")
+        return own_device(local_index) if cls.takes_gpus else torch.device("cpu")
 
     @classmethod
     def gpus(cls) -> list[str]:
         """UUIDs of the GPUs of this machine, in the order in which `device` counts them; [] if it takes none."""
-        return []
+        return visible_gpus() if cls.takes_gpus else []
 
     def offer(self, generation: str, process: Worker) -> None:
         """Publish what this process can reuse in a generation, before acknowledging it. May raise RunError."""

@@ -15,14 +15,14 @@ import torch
 from recycle.exec.ports import refusal_of_gloo
 from recycle.exec.transport.gloo import Gloo, GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import TransportSettings, own_device, visible_gpus
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 
 
 class Staged(Gloo):
     """Transport between processes of any number per GPU; without the sums of a sharded optimizer."""
 
-    has_shards = False
+    takes_gpus, has_shards = True, False
     environment: ClassVar[Mapping[str, str]] = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
     }
@@ -30,14 +30,6 @@ class Staged(Gloo):
     @classmethod
     def refusal(cls, job: Job) -> str | None:
         return refusal_of_gloo(job.membership.ports)
-
-    @classmethod
-    def device(cls, local_index: int) -> torch.device:
-        return own_device(local_index)
-
-    @classmethod
-    def gpus(cls) -> list[str]:
-        return visible_gpus()
 
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return StagedTransport(self.settings, groups)

@@ -236,11 +236,8 @@ def load_directory(path: Path) -> ScheduleInput:
 
 def _traces_in(path: Path) -> list[Path]:
     files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
-    return [file for file in files if _is_trace(read_whole(file, ScheduleError))]
-
-
-def _is_trace(content: bytes) -> bool:
-    return is_gzip(content) or recognises(content)
+    contents = ((file, read_whole(file, ScheduleError)) for file in files)
+    return [file for file, content in contents if is_gzip(content) or recognises(content)]
 
 
 def _folders_in(path: Path) -> list[Path]:

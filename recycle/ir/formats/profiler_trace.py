@@ -27,14 +27,13 @@ from recycle.ir.formats.torch_csv import (
     OLD_NOTATION,
     OTHER_END,
     Actions,
-    computes,
     from_old_notation,
     homes,
     implied_peer,
     parse_action,
     schedule_of,
 )
-from recycle.ir.instruction import Instruction, Transfer
+from recycle.ir.instruction import Instruction, Transfer, computes
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Worker

@@ -21,7 +21,7 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,6 +45,7 @@ from recycle.ir.instruction import (
     WaitSend,
     WaitSendActivation,
     WaitSendGradient,
+    computes,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
@@ -159,15 +160,6 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
     warning = f"dropped {counts}: recycle's workers hold whole parameters"
     return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
-
-
-def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
-    """Yield the computes of a program, with overlapped pairs split."""
-    for instruction in program:
-        if isinstance(instruction, OverlappedPair):
-            yield from (instruction.forward, instruction.backward)
-        elif isinstance(instruction, Compute) and not isinstance(instruction, WaitSend):
-            yield instruction
 
 
 def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
