@@ -17,7 +17,7 @@ from recycle.ir.formats import chrome_trace
 from recycle.job import Job
 from recycle.solve.planner import plan
 from tests.test_site import site
-from tests.viz.browser.page import served
+from tests.viz.browser.page import complaints_of, served
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.export import export
@@ -47,20 +47,18 @@ def address(healthy: Schedule, broken: Schedule) -> str:
 @pytest.fixture
 def journey(chromium: Any) -> Iterator[Callable[[str], Any]]:
     """Opens an address; whatever the pages complain of fails the test."""
-    pages, complaints = [], []
+    opened = []
 
     def go(address: str) -> Any:
         page = chromium.new_page(viewport={"width": 1280, "height": 900})
-        pages.append(page)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.append((page, complaints_of(page)))
         page.goto(address)
         return page
 
     yield go
-    for page in pages:
+    for page, _ in opened:
         page.close()
-    assert complaints == []
+    assert [complaints for _, complaints in opened if complaints] == []
 
 
 def drawn(page: Any, *names: str) -> None:
@@ -68,13 +66,13 @@ def drawn(page: Any, *names: str) -> None:
 
 
 HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
-PRESS = """step => {
-  const plot = document.querySelector('#time0-curves .js-plotly-plot');
-  if (!plot?._ev?.listenerCount('plotly_click')) return false;
-  plot.emit('plotly_click', {points: [{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}]});
-  return true;
-}"""
-"""Presses a step on the curves once they listen."""
+PRESS = f"""step => {{
+  if (({HEADING})(step)) return true;
+  const point = {{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}};
+  document.querySelector('#time0-curves .js-plotly-plot')?.emit?.('plotly_click', {{points: [point]}});
+  return false;
+}}"""
+"""Presses a step on the curves, again and again, as a plot that is just drawn tells nobody yet."""
 
 
 def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
@@ -84,7 +82,7 @@ def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
     page = journey(served(make_run(tmp_path / "run", live=True)))
     page.wait_for_function(HEADING, arg=8)
     page.click(".tab:has-text('Time of')")
-    page.wait_for_function(PRESS, arg=2)
+    page.wait_for_function(PRESS, arg=2, polling=1000)
     for again in (page.reload, page.title):
         page.wait_for_function(HEADING, arg=2)
         page.wait_for_timeout(1500)
@@ -149,7 +147,7 @@ FIGURES = """wanted => [...document.querySelectorAll('#compare-answer tr')].some
   row => [...row.cells].map(cell => cell.innerText).join() === wanted.join())"""
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 22), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 22), marks=pytest.mark.soak)])
 def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: Any, seeds: range) -> None:
     shape = Shape(1, 4, 4)
     files = [file for file in family_sources(shape) if isinstance(file, ScheduleFile)]
@@ -294,9 +292,8 @@ def test_pages_are_accessible_and_load_nothing_from_elsewhere(
 ) -> None:
     healthy.save(schedule_file.parent / "whole.json")
     address = served(run_dir, schedule_file, schedule_file.parent / "whole.json")
-    page, complaints = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme), []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme)
+    complaints = complaints_of(page)
     page.goto(address)
     faults: set[str] = set()
     for title in page.locator(".tab").all_text_contents():
@@ -371,8 +368,7 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
     page.mouse.up()
     page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
-    page.wait_for_function(PRESS, arg=4)
-    page.wait_for_function(HEADING, arg=4)
+    page.wait_for_function(PRESS, arg=4, polling=1000)
 
 
 def test_the_playground_draws_dropped_files_or_explains(
