@@ -163,7 +163,8 @@ def test_survivors_continue_in_their_processes_after_a_death(
     assert live(result)[2:] == [4] * (whole - 2) + [3] * (STEPS - whole)
     assert result.losses == calm.losses
     assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
-    assert all(printed(result, "0.1")[later] == pytest.approx(calm.losses[later], rel=1e-6) for later in (1, 4, 5))
+    for other in {1, 4, 5} - {step}:  # in which the script's collective finds the peer dead
+        assert printed(result, "0.1")[other] == pytest.approx(calm.losses[other], rel=1e-6)
     assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
 

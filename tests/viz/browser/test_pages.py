@@ -66,26 +66,32 @@ def drawn(page: Any, *names: str) -> None:
 
 
 HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
-PRESS = f"""step => {{
-  if (({HEADING})(step)) return true;
-  const point = {{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}};
-  document.querySelector('#time0-curves .js-plotly-plot')?.emit?.('plotly_click', {{points: [point]}});
-  return false;
-}}"""
-"""Presses a step on the curves, again and again, as a plot that is just drawn tells nobody yet."""
+PRESS = """step => {
+  const plot = document.querySelector('#time0-curves .js-plotly-plot');
+  if (!plot?._ev?.listenerCount('plotly_click')) return false;
+  plot.emit('plotly_click', {points: [{curveNumber: 0, pointNumber: step, x: 0, y: 0, customdata: step}]});
+  return true;
+}"""
+"""Presses a step on the curves once they listen."""
+
+
+def await_tick(page: Any, name: str) -> None:
+    """Wait until a page has read its live run again."""
+    with page.expect_response(lambda answer: f"{name}-tick.n_intervals" in (answer.request.post_data or "")):
+        pass
 
 
 def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
-    journey: Any, tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    journey: Any, tmp_path: Path, make_run: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr("viz.pages.page.REFRESH_SECONDS", 1.0)
     page = journey(served(make_run(tmp_path / "run", live=True)))
     page.wait_for_function(HEADING, arg=8)
     page.click(".tab:has-text('Time of')")
-    page.wait_for_function(PRESS, arg=2, polling=1000)
+    page.wait_for_function(PRESS, arg=2)
     for again in (page.reload, page.title):
         page.wait_for_function(HEADING, arg=2)
-        page.wait_for_timeout(1500)
+        await_tick(page, "run0")
+        page.wait_for_timeout(300)
         assert page.evaluate(HEADING, 2)
         again()
 
@@ -338,8 +344,7 @@ def test_a_chosen_range_of_a_live_run_stays(
 
     chosen = "Where the time went, from 0.25 to 0.75 s"
     choose({"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75}, chosen)
-    with page.expect_response(lambda answer: "time0-tick.n_intervals" in (answer.request.post_data or "")):
-        pass
+    await_tick(page, "time0")
     page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout?.xaxis.range) === '0.25,0.75'")
     assert page.evaluate(f"() => {title}") == chosen
     choose({"xaxis.autorange": True}, "Where the time went")
@@ -368,7 +373,8 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
     page.mouse.up()
     page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
-    page.wait_for_function(PRESS, arg=4, polling=1000)
+    page.wait_for_function(PRESS, arg=4)
+    page.wait_for_function(HEADING, arg=4)
 
 
 def test_the_playground_draws_dropped_files_or_explains(
