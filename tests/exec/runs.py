@@ -26,9 +26,8 @@ def job(
         "planner": {"seconds": 1.0},
         "model": {"kind": kind, "layers": 2 * ranks, "hidden": 32, "heads": 2, "sequence": 16},
         "train": {"warmup": 2},
-        "membership": {
-            "drift": 0.0
-        },  # a machine with too much to do looks like slow workers; test_replanning.py has it
+        # A machine with too much to do looks like slow or hung workers; test_replanning.py has the former.
+        "membership": {"drift": 0.0, "hung_after": 20.0},
     }
     for section, values in sections.items():
         keys.setdefault(section, {}).update(values)

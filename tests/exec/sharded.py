@@ -48,6 +48,11 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return joined(states)
 
 
+def names_in(path: Path) -> list[str]:
+    with safe_open(str(path), framework="pt") as file:
+        return list(file.keys())
+
+
 def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
     assert result.keys() == wanted.keys(), "other tensors"
     changed = [name for name in wanted if not torch.equal(result[name], wanted[name])]

@@ -109,7 +109,7 @@ def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def calm(survive: Survive, saved_profile: Path) -> RunResult:
-    return survive(job(), "--dropout=0.1", "--evaluate=2", f"--profile={saved_profile}")
+    return survive(job(), "--dropout=0.1", "--evaluate=1", f"--profile={saved_profile}")
 
 
 def live(result: RunResult) -> list[int]:
@@ -132,8 +132,8 @@ def test_the_script_trains_without_failures(calm: RunResult) -> None:
     for worker in ("0.1", "1.1"):
         assert list(printed(calm, worker).values()) == pytest.approx(calm.losses, rel=1e-6)
         evaluations = list(printed(calm, worker, EVALUATION).values())
-        assert len(evaluations) == 3
-        assert evaluations[2] < evaluations[0]
+        assert len(evaluations) == STEPS
+        assert evaluations[-1] < evaluations[0]
 
 
 def test_a_session_saves_the_measured_times_and_bytes(calm: RunResult, saved_profile: Path) -> None:
@@ -148,22 +148,25 @@ def test_a_session_saves_the_measured_times_and_bytes(calm: RunResult, saved_pro
 
 
 @pytest.mark.parametrize(
-    ("phase", "step"),
+    ("step", "phase"),
     [
-        *(pytest.param(phase, 2, marks=pytest.mark.soak) for phase in ("forward", "backward", "reduce", "commit")),
-        ("step", 3),  # the script's collectives and its evaluation after step 2 find the peer dead
-        pytest.param("stepped", 3, marks=pytest.mark.soak),
+        *(pytest.param(2, phase, marks=pytest.mark.soak) for phase in ("forward", "backward", "reduce", "commit")),
+        *((step, "step") for step in (2, STEPS - 1)),  # the script's collectives and evaluation find the peer dead
+        *(pytest.param(step, "stepped", marks=pytest.mark.soak) for step in (2, STEPS - 1)),
     ],
 )
 def test_survivors_continue_in_their_processes_after_a_death(
-    survive: Survive, calm: RunResult, phase: str, step: int
+    survive: Survive, calm: RunResult, step: int, phase: str
 ) -> None:
-    result = survive(job(), f"kill:1.1@2.{phase}", "--dropout=0.1", "--evaluate=2")
-    assert live(result)[2:] == ([3] * 4 if step == 2 and phase != "commit" else [4, 3, 3, 3])
+    result = survive(job(), f"kill:1.1@{step}.{phase}", "--dropout=0.1", "--evaluate=1")
+    whole = step + (phase not in ("forward", "backward", "reduce"))
+    assert live(result)[2:] == [4] * (whole - 2) + [3] * (STEPS - whole)
     assert result.losses == calm.losses
     assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
-    assert all(printed(result, "0.1")[later] == pytest.approx(calm.losses[later], rel=1e-6) for later in (1, 4, 5))
+    for other in {1, 4, 5} - {step}:  # in which the script's collective finds the peer dead
+        assert printed(result, "0.1")[other] == pytest.approx(calm.losses[other], rel=1e-6)
     assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
+    assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
 
 
 def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: RunResult) -> None:
@@ -185,7 +188,7 @@ def test_sessions_survive_over_communicators_like_nccls(
     survive: Survive, calm: RunResult, tensor: int, options: tuple[str, ...]
 ) -> None:
     # Evaluations, the script's collectives and copies have no lanes of the plan there.
-    options = (*options, "--dropout=0.1", "--evaluate=2")
+    options = (*options, "--dropout=0.1", "--evaluate=1")
     whole = survive(job(tensor=tensor), *options) if tensor > 1 else calm
     faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
     result = survive(over(Waiting, job(tensor=tensor)), *faults, *options)
@@ -434,14 +437,3 @@ def test_a_process_without_an_agent_has_no_session() -> None:
 
     with pytest.raises(RunError, match="start the script with: recycle agent JOB -- python SCRIPT"):
         session()
-
-
-@pytest.mark.parametrize("phase", ["step", pytest.param("stepped", marks=pytest.mark.soak)])
-def test_survivors_end_the_script_after_a_death_in_the_last_step(survive: Survive, calm: RunResult, phase: str) -> None:
-    options = "--dropout=0.1", "--evaluate=5"  # after steps 0 and 5
-    whole = survive(job(), *options)
-    result = survive(job(), f"kill:1.1@5.{phase}", *options)
-    assert result.losses == calm.losses
-    assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
-    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(whole, "0.1", EVALUATION), rel=1e-6)
-    assert result.digests == {worker: whole.digests[worker] for worker in ("0.0", "0.1", "1.0")}

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from recycle.errors import JobError
@@ -24,7 +23,7 @@ from recycle.plans.plan import with_updates_of
 from tests.exec.checkpoint.test_checkpoint import store, train
 from tests.exec.drive import build_pipeline, differing, small_job
 from tests.exec.runs import job
-from tests.exec.sharded import joined, require_equal, sharded, stored
+from tests.exec.sharded import joined, names_in, require_equal, sharded, stored
 
 
 def gpt(pipelines: int, ranks: int, micro_batches: int) -> PricedJob:
@@ -71,11 +70,6 @@ def read(job: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
             stage.layout.publish()
             assert bool(torch.cat(stage.layout.weights()).any())
     return joined(stage.named_state(stage.state_tensors()) for stage in stages.values())
-
-
-def names_in(path: Path) -> list[str]:
-    with safe_open(str(path), framework="pt") as file:
-        return list(file.keys())
 
 
 @pytest.mark.slow

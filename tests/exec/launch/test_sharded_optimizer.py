@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from safetensors import safe_open
 
 from recycle.errors import JobError, RunError, ScheduleError
 from recycle.exec.checkpoint.checkpoint import load
@@ -26,7 +25,7 @@ from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
 from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind
-from tests.exec.sharded import joined, require_equal, require_same_run, sharded
+from tests.exec.sharded import joined, names_in, require_equal, require_same_run, sharded
 
 STEPS = 3
 """Runs with the same calm run."""
@@ -97,11 +96,6 @@ def test_sharded_state_trains_to_the_bits_of_whole_state(
         for index, stage in stages.items():
             for own, other in zip(weights(stage), weights(whole.stages[worker][index]), strict=True):
                 assert torch.equal(own, other)
-
-
-def names_in(path: Path) -> list[str]:
-    with safe_open(str(path), framework="pt") as file:
-        return list(file.keys())
 
 
 # Between processes

@@ -95,4 +95,4 @@ def test_time_and_bytes_are_the_profiles() -> None:
         seconds.append(time.perf_counter() - start)
     assert stage.held_micro_batches() == 0
     assert all(taken >= expected for taken, expected in zip(seconds, (0.02, 0.03, 0.05), strict=True))
-    assert sum(seconds) < 0.2
+    assert sum(seconds) < 1.0

@@ -24,16 +24,27 @@ SHOW = """window_ => { VIEW.show(window_); return new Promise(done => {
 }); }""".replace("VIEW", VIEW)
 
 
+def complaints_of(page: Any) -> list[str]:
+    """What a page will write to the console and raise, without what chromium says only if the machine is slow."""
+    complaints: list[str] = []
+
+    def note(text: str) -> None:
+        if "was preloaded using link preload but not used within a few seconds" not in text:
+            complaints.append(text)
+
+    page.on("console", lambda message: note(message.text))
+    page.on("pageerror", lambda error: note(str(error)))
+    return complaints
+
+
 class Page:
     """A page with one timeline, what it asked the server for, and what it complained of."""
 
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
         self.requests: list[str] = []
-        self.complaints: list[str] = []
+        self.complaints = complaints_of(page)
         page.on("request", self._asked)
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.open("")
 
     def open(self, query: str) -> None:
