@@ -304,13 +304,12 @@ def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Sch
 def _repeated_blocks(ranks: int, micro_batches: int, cap: int) -> Iterator[Orders]:
     # A rank holds the two chunks of a micro-batch for 4 P slots or more.
     for period in range(max(PERIOD, 4 * ranks // (cap - 1)), 4 * ranks + PERIOD):
-        fitting = False
-        for block in _blocks(ranks, cap, period):
-            start = repeated(block, micro_batches, period)
-            if max(map(_peak, start)) <= cap:
-                fitting = True
-                yield start
-        if fitting:
+        starts = (repeated(block, micro_batches, period) for block in _blocks(ranks, cap, period))
+        fitting = (start for start in starts if max(map(_peak, start)) <= cap)
+        first = next(fitting, None)
+        if first is not None:
+            yield first
+            yield from fitting
             break
 
 
