@@ -7,7 +7,8 @@ order in which they can first run. Every rank takes the micro-batches of one kin
 these numbers.
 
 A building block (arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one micro-batch; the next
-micro-batch follows six slots later, and W takes free slots. The block determines the peak memory of the repeated order.
+micro-batch follows six slots later, or after more slots under a cap that no such block keeps, and W takes free slots.
+The block determines the peak memory of the repeated order.
 Repetition leaves bubbles at both ends, which squeezing closes: list scheduling over the order, where a free rank takes
 the first ready work, and runs a forward ahead of other work only if the skipped work still fits under the cap. A rank
 may keep W for times when nothing else is ready. A second pass squeezes from the end to the start, where W allocates and
