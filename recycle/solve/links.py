@@ -34,19 +34,13 @@ def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple
     return tuple(sorted(times)) or (0.0,)
 
 
-def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
-    """Return the lane numbers of pairs of workers on neighboring ranks, given by index."""
-    lanes: Operations = lane_between(sender, receiver, shape.worker_count, shape.ranks)
-    return lanes
-
-
 def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
     """Return `Problem.hops`: transfer time per lane; empty if links between neighboring ranks are uniform."""
     if not profile.links or shape.ranks == 1:
         return ()
     hops, unlike = np.zeros(3 * shape.worker_count * shape.pipelines), False
     for sender, receiver, seconds in _transfers(shape, dead, profile):
-        lanes = lanes_between(shape, sender, receiver)
+        lanes = lane_between(sender, receiver, shape.worker_count, shape.ranks)
         hops[lanes] = np.maximum(hops[lanes], seconds)
         unlike = unlike or len(np.unique(seconds)) > 1
     return tuple(hops.tolist()) if unlike else ()

@@ -27,8 +27,8 @@ from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import failure_vector, require_hosts
-from recycle.solve.links import hops_between, lanes_between, link_times
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations, ProblemArrays
+from recycle.solve.links import hops_between, link_times
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations, ProblemArrays, lane_between
 
 Order = list[list[int]]
 """Operations of each worker in program order, by worker index; empty for a dead worker."""
@@ -74,7 +74,7 @@ class Problem:
         reroute: a micro-batch may run on a peer of its home.
         reduce: times per stage of the reduce of a bucket.
         buckets: number per stage. `update_seconds` includes only the last bucket's reduce, which no W can hide.
-        hops: transfer time of each lane, indexed by `lanes_between`; empty if links of peers are alike.
+        hops: transfer time of each lane, indexed by `lane_between`; empty if links of peers are alike.
     """
 
     shape: Shape
@@ -214,9 +214,8 @@ class Problem:
         """Return the transfer time between two workers, by index; 0 for a single worker."""
         if sender == receiver:
             return 0.0
-        return (
-            self.hops[int(lanes_between(self.shape, np.int64(sender), np.int64(receiver)))] if self.hops else self.link
-        )
+        lane = lane_between(sender, receiver, self.shape.worker_count, self.shape.ranks)
+        return self.hops[lane] if self.hops else self.link
 
     @cached_property
     def may_queue(self) -> bool:

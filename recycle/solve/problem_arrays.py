@@ -25,7 +25,7 @@ class ProblemArrays(NamedTuple):
         rank_of: [S], rank that hosts each stage.
         update_seconds: [P], reduce and step of all stages of a rank.
         link: time of the slowest transfer.
-        hops: transfer time of each lane, indexed by `lanes_between`; empty if all transfers take `link`.
+        hops: transfer time of each lane, indexed by `lane_between`; empty if all transfers take `link`.
         speed: [W], factor on compute times.
         cap: [W], maximum activations.
         stash: share of an activation held between I and W.

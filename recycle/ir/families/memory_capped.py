@@ -7,7 +7,8 @@ order in which they can first run. Every rank takes the micro-batches of one kin
 these numbers.
 
 A building block (arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one micro-batch; the next
-micro-batch follows six slots later, and W takes free slots. The block determines the peak memory of the repeated order.
+micro-batch follows six slots later, or after more slots under a cap that no such block keeps, and W takes free slots.
+The block determines the peak memory of the repeated order.
 Repetition leaves bubbles at both ends, which squeezing closes: list scheduling over the order, where a free rank takes
 the first ready work, and runs a forward ahead of other work only if the skipped work still fits under the cap. A rank
 may keep W for times when nothing else is ready. A second pass squeezes from the end to the start, where W allocates and
@@ -32,7 +33,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,11 @@ def building_block(ranks: int, steps: Sequence[Sequence[int]], waits: Sequence[i
     return block
 
 
-def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
-    """Repeat a building block, whose slots per rank differ modulo PERIOD, for every micro-batch; W takes free slots."""
+def repeated(block: Sequence[Sequence[int]], micro_batches: int, period: int = PERIOD) -> Orders:
+    """Repeat a building block, whose slots per rank differ modulo `period`, for each micro-batch; W fills gaps."""
     orders = []
     for slots in block:
-        taken = sorted((slot + PERIOD * j, work) for work, slot in enumerate(slots) for j in range(micro_batches))
+        taken = sorted((slot + period * j, work) for work, slot in enumerate(slots) for j in range(micro_batches))
         order: list[int] = []
         waiting: list[int] = []
         now = done = 0
@@ -290,18 +291,30 @@ def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Sch
     """Yield schedules for a cap of any number of chunks, the likeliest first: ZB-V's if it fits, else of many blocks.
 
     Of the blocks with one or two slots from rank to rank, those that hold most under the cap, then the shortest, give
-    the shortest schedules. Raises ScheduleError as `zb_v`.
+    the shortest schedules. If the cap is below V-min's, micro-batches follow at the least distance of more than six
+    slots that fits. Raises ScheduleError as `zb_v`.
     """
     ranks, micro_batches = shape.ranks, shape.micro_batches
     is_known = cap >= 2 * ranks and micro_batches >= 2 * ranks - 1
     known = [_hand_made(ranks, micro_batches)] if is_known else []
-    for start in known or (repeated(block, micro_batches) for block in _blocks(ranks, cap)):
-        if max(map(_peak, start)) <= cap:
-            for _, orders in _candidates([start], micro_batches, cap, times):
-                yield _schedule(shape, "v", orders, "staggered")
+    for start in known or _repeated_blocks(ranks, micro_batches, cap):
+        for _, orders in islice(_candidates([start], micro_batches, cap, times), not known, None):
+            yield _schedule(shape, "v", orders, "staggered")
 
 
-def _blocks(ranks: int, cap: int) -> list[list[list[int]]]:
+def _repeated_blocks(ranks: int, micro_batches: int, cap: int) -> Iterator[Orders]:
+    # A rank holds the two chunks of a micro-batch for 4 P slots or more.
+    for period in range(max(PERIOD, 4 * ranks // (cap - 1)), 4 * ranks + PERIOD):
+        starts = (repeated(block, micro_batches, period) for block in _blocks(ranks, cap, period))
+        fitting = (start for start in starts if max(map(_peak, start)) <= cap)
+        first = next(fitting, None)
+        if first is not None:
+            yield first
+            yield from fitting
+            break
+
+
+def _blocks(ranks: int, cap: int, period: int) -> list[list[list[int]]]:
     plain, last = [1] * (ranks - 1), ranks - 1
     waits = [waits for waits in product(range(PERIOD), repeat=3) if sum(waits) <= PERIOD]
     shifts = np.cumsum(np.insert(np.array(waits), 0, 0, axis=1), axis=1)
@@ -311,8 +324,8 @@ def _blocks(ranks: int, cap: int) -> list[list[list[int]]]:
         for slow_ways in _SLOW_WAYS:
             steps = [slow if way in slow_ways else plain for way in range(4)]
             slots = np.array(building_block(ranks, steps, (0, 0, 0))) + shifts[:, None, :]
-            is_free = (np.diff(np.sort(slots % PERIOD, axis=2), axis=2) > 0).all(axis=(1, 2))
-            held = 1 + (slots @ (-1, -1, 1, 1)).max(axis=1) / PERIOD
+            is_free = (np.diff(np.sort(slots % period, axis=2), axis=2) > 0).all(axis=(1, 2))
+            held = 1 + (slots @ (-1, -1, 1, 1)).max(axis=1) / period
             for variant in np.flatnonzero(is_free & (held <= cap)).tolist():
                 block = slots[variant].tolist()
                 found[-held[variant], block[0][-1], str(block)] = block
