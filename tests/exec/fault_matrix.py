@@ -160,8 +160,8 @@ def causes(name: str) -> str:
     messages = {
         "kill": "killed by SIGKILL",
         "segfault": "killed by SIGSEGV",
-        "exception": "ended with exit code 1",
-        "oom": "ended with exit code 1",
+        "exception": r"ended with exit code 1 \(RuntimeError: .*\)",
+        "oom": r"ended with exit code 1 \(MemoryError.*\)",
         "stop": "no heartbeat for 1.5 s",
         "hang": "no heartbeat for 1.5 s",
         "stall": r"no progress for [0-9.]+ s in \S+",
@@ -206,7 +206,7 @@ def scenario_rows(launch: Launch, reference: RunResult) -> Iterator[list[str]]:
         relative = " ".join(f"`{text.format('n')}`" for text in scenario.faults)
         by = "; ".join(f"{seen[1]} {seen[2]}" for _, seen in result if seen is not None)
         longest = max(seen[0] for _, seen in result if seen is not None)
-        yield [scenario.what, relative, re.sub(" in [^ ;]+", "", by), f"{longest:.2f}", "identical"]
+        yield [scenario.what, relative, re.sub(r" in [^ ;]+| \(.*?\)", "", by), f"{longest:.2f}", "identical"]
 
 
 MATRIX_HEAD = ["kind", *COLUMNS, "losses"]

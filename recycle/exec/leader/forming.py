@@ -84,16 +84,20 @@ class Forming(Membership):
         self.reset_failures()
         self.end_generation()
         for worker, cause in sorted(lost.items()):  # after the barrier: a leader that was cut off accuses no worker
-            self.log_detected(worker, cause)
+            self.log_detected(worker, self._with_reason(worker, cause))
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
             last, cause = max(lost.items())
-            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if cause.startswith("ended") else ""
-            ended = f"{last}, which {cause} ({line})" if line else f"{last}, {cause}"
+            ended = f"{last}, {self._with_reason(last, cause)}"
             committed = self.record.committed
             moment = f"after step {committed}" if committed >= 0 else "before the first step"
             raise StageLost(f"{unit} no live host left {moment}: its parameters are lost with worker {ended}")
+
+    def _with_reason(self, worker: Worker, cause: str) -> str:
+        """Add the last line of the log to the cause of a process that ended by itself."""
+        line = self.processes[worker].lines.rpartition(LINE_SEPARATOR)[2] if cause.startswith("ended") else ""
+        return f"{cause} ({line.rpartition(' ends: ')[2]})" if line else cause
 
     def reset_failures(self) -> None:
         self._attempts = 0

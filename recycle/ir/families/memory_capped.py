@@ -304,7 +304,7 @@ def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Sch
 
 def _repeated_blocks(ranks: int, micro_batches: int, cap: int) -> Iterator[Orders]:
     # A rank holds the two chunks of a micro-batch for 4 P slots or more.
-    for period in range(max(PERIOD, 4 * ranks // (cap - 1)), 4 * ranks + PERIOD):
+    for period in range(max(PERIOD, 4 * ranks // max(1, cap - 1)), 4 * ranks + PERIOD):
         starts = (repeated(block, micro_batches, period) for block in _blocks(ranks, cap, period))
         fitting = (start for start in starts if max(map(_peak, start)) <= cap)
         first = next(fitting, None)

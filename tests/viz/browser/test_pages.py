@@ -82,8 +82,9 @@ def await_tick(page: Any, name: str) -> None:
 
 
 def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
-    journey: Any, tmp_path: Path, make_run: Callable[..., Path]
+    journey: Any, tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("viz.pages.page.REFRESH_SECONDS", 1.0)
     page = journey(served(make_run(tmp_path / "run", live=True)))
     page.wait_for_function(HEADING, arg=8)
     page.click(".tab:has-text('Time of')")
