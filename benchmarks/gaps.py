@@ -38,8 +38,7 @@ from unittest import mock
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.planner import Case
-from benchmarks.planner import cases as published_cases
+from benchmarks.planner import Case, cases as published_cases
 from benchmarks.planner_random import FAMILIES, drawn
 from recycle.job import PricedJob
 from recycle.job.shape import Worker

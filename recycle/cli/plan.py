@@ -26,8 +26,7 @@ from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, fai
 from recycle.plans.plan import figures
 from recycle.solve.effort import Progress
 from recycle.solve.filling import LibraryProgress, library_vectors, plan_library
-from recycle.solve.planner import plan as plan_one
-from recycle.solve.planner import plan_vector
+from recycle.solve.planner import plan as plan_one, plan_vector
 from recycle.solve.problem import Problem
 from recycle.solve.refreshing import PlanDrift, refresh
 

@@ -17,12 +17,9 @@ from recycle.cli import pricing
 from recycle.cli.terminal import JsonOption, Result, width
 from recycle.errors import CODES, JobError, ScheduleError
 from recycle.ir import formats
-from recycle.ir.check import Findings
-from recycle.ir.check import check as findings_of
-from recycle.ir.check import explain as rule_of
+from recycle.ir.check import Findings, check as findings_of, explain as rule_of
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
-from recycle.ir.lower import forward_only as forwards_of
-from recycle.ir.lower import lower as lowered
+from recycle.ir.lower import forward_only as forwards_of, lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.rule import MOST_DESCRIBED

@@ -21,8 +21,7 @@ import typer
 from recycle.cli.planner import plan_for_training, require_plannable
 from recycle.cli.terminal import print_table
 from recycle.errors import JobError, errors_as
-from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment
-from recycle.exec.faults.faults import punish as draw_faults
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish as draw_faults
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.launch.trackers import Observer, sentence
 from recycle.ir.formats import named_schedule

@@ -11,8 +11,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.plans import Entry, Plan
 from recycle.plans.library import MANIFEST, job_key
-from recycle.plans.verify import NotProven
-from recycle.plans.verify import verify as verify_plan
+from recycle.plans.verify import NotProven, verify as verify_plan
 
 
 def verify(plan: Path, job: Path | None = None) -> Result:

@@ -14,22 +14,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
-from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
-from recycle.ir.kinds import AsyncInstruction as AsyncInstruction
-from recycle.ir.kinds import Compute as Compute
-from recycle.ir.kinds import ComputePart as ComputePart
-from recycle.ir.kinds import HostCopy as HostCopy
-from recycle.ir.kinds import Instruction as Instruction
-from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, kind_of_token, reads_kinds, register
-from recycle.ir.kinds import Part as Part
-from recycle.ir.kinds import Receive as Receive
-from recycle.ir.kinds import Send as Send
-from recycle.ir.kinds import StagePart as StagePart
-from recycle.ir.kinds import StageWide as StageWide
-from recycle.ir.kinds import Transfer as Transfer
-from recycle.ir.kinds import WaitSend as WaitSend
-from recycle.ir.kinds import is_kind as is_kind
-from recycle.ir.kinds import make_instruction as make_instruction
+from recycle.ir.kinds import (
+    KIND_CLASSES as KIND_CLASSES,
+    AsyncInstruction as AsyncInstruction,
+    Compute as Compute,
+    ComputePart as ComputePart,
+    HostCopy as HostCopy,
+    Instruction as Instruction,
+    InstructionKind,
+    Need,
+    Origin,
+    Part as Part,
+    Receive as Receive,
+    Send as Send,
+    StagePart as StagePart,
+    StageWide as StageWide,
+    Transfer as Transfer,
+    ValueKind,
+    WaitSend as WaitSend,
+    is_kind as is_kind,
+    kind_of_token,
+    make_instruction as make_instruction,
+    reads_kinds,
+    register,
+)
 from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind

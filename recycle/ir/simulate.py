@@ -42,8 +42,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.lower import lowered_graph
-from recycle.ir.memory import TOLERANCE as TOLERANCE
-from recycle.ir.memory import held_activations, static_bytes
+from recycle.ir.memory import TOLERANCE as TOLERANCE, held_activations, static_bytes
 from recycle.ir.operations import incomplete_count
 from recycle.ir.schedule import Schedule
 from recycle.job.cut import profile_of_cut

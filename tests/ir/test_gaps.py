@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import Profile, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.dependencies import Value, needs, produced

@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import MicroBatch, Schedule, ScheduleError, Shape, Worker, lower
 from recycle.ir.families import one_f_one_b

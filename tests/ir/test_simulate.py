@@ -9,8 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 
 from recycle import (
     JobError,

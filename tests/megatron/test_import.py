@@ -20,8 +20,7 @@ from recycle import Job
 from recycle.job.manifest import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 from tests.cli.command import Command, Outcome
-from tests.cli.conftest import command as command
-from tests.cli.conftest import working_directory as working_directory
+from tests.cli.conftest import command as command, working_directory as working_directory
 from tests.exec.drive import build_stage
 from tests.hugging_face.written import write_model
 

@@ -18,8 +18,7 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
-from tests.cli.conftest import command as command
-from tests.cli.conftest import working_directory as working_directory
+from tests.cli.conftest import command as command, working_directory as working_directory
 from tests.conftest import Servers
 from tests.megatron.jobs import Case, Jobs, build
 

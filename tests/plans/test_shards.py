@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recycle import Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b, zb_v

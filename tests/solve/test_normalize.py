@@ -2,8 +2,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle.errors import PlanError
 from recycle.job.profile import Link, Profile

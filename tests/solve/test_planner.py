@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.automatic_schedules import AUTOMATIC
 from benchmarks.gaps import ONE_CHUNK, zero_bubble_task

@@ -2,8 +2,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate

@@ -7,8 +7,7 @@ from itertools import accumulate, combinations, combinations_with_replacement, p
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir import compiled

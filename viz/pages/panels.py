@@ -17,8 +17,7 @@ from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics, reroutings
-from viz.details import PEAK, memory_of_workers
-from viz.details import figures as figures_of
+from viz.details import PEAK, figures as figures_of, memory_of_workers
 from viz.figures.charts import workers_figure
 from viz.kinds import is_schedule_work, mark_text
 from viz.lane_cache import TimedLanes, TimelineContext

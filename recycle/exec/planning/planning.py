@@ -22,8 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from recycle.errors import RecycleError
-from recycle.exec.leader.actions import Planned, PreparedPlan
-from recycle.exec.leader.actions import Question as LeaderQuestion
+from recycle.exec.leader.actions import Planned, PreparedPlan, Question as LeaderQuestion
 from recycle.exec.leader.plans import common_mode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of

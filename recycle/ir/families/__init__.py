@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from recycle.errors import RecycleError, ScheduleError
 from recycle.ir.families.dualpipe_v import dualpipe_v as dualpipe_v
-from recycle.ir.families.loop import gpipe as gpipe
-from recycle.ir.families.loop import interleaved as interleaved
-from recycle.ir.families.loop import looped_bfs as looped_bfs
-from recycle.ir.families.loop import one_f_one_b as one_f_one_b
-from recycle.ir.families.loop import zb_h1 as zb_h1
-from recycle.ir.families.loop import zb_h2 as zb_h2
-from recycle.ir.families.memory_capped import v_half as v_half
-from recycle.ir.families.memory_capped import v_min as v_min
-from recycle.ir.families.memory_capped import zb_v as zb_v
+from recycle.ir.families.loop import (
+    gpipe as gpipe,
+    interleaved as interleaved,
+    looped_bfs as looped_bfs,
+    one_f_one_b as one_f_one_b,
+    zb_h1 as zb_h1,
+    zb_h2 as zb_h2,
+)
+from recycle.ir.families.memory_capped import v_half as v_half, v_min as v_min, zb_v as zb_v
 from recycle.ir.schedule import Schedule
 
 FAMILIES: dict[str, Callable[..., Schedule]] = {

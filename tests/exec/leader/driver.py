@@ -38,6 +38,7 @@ from recycle.exec.protocol import (
     Ended,
     Formed,
     FromWorker,
+    GenerationPhase as PersistedPhase,
     GenerationRecord,
     Heartbeat,
     Hello,
@@ -48,7 +49,6 @@ from recycle.exec.protocol import (
     StepReport,
     WorkerMessage,
 )
-from recycle.exec.protocol import GenerationPhase as PersistedPhase
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts

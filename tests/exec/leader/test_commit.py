@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from recycle.exec.leader.commit import (

@@ -29,6 +29,7 @@ from recycle.exec.protocol import (
     FaultReached,
     Formed,
     FromWorker,
+    GenerationPhase as PersistedPhase,
     Permit,
     Progress,
     Propose,
@@ -39,7 +40,6 @@ from recycle.exec.protocol import (
     Strike,
     Verified,
 )
-from recycle.exec.protocol import GenerationPhase as PersistedPhase
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import FACTS, KILLED, LIVE, TICK, LeaderDriver, cursor_of, follow, record
 from tests.exec.runs import job

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import Worker
 from recycle.exec.leader.holdings import Holdings, ShardHoldings

@@ -13,8 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
-from recycle.exec.model import config as model_config
-from recycle.exec.model import gpt
+from recycle.exec.model import config as model_config, gpt
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.state.rules import ROW_BLOCKS

@@ -23,8 +23,7 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, differing, gradients_by_name, run_deferred, small_job
 from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
-from tests.exec.runs import Run, assert_same_training, kinds
-from tests.exec.runs import job as process_job
+from tests.exec.runs import Run, assert_same_training, job as process_job, kinds
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir.families import FAMILIES
