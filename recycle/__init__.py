@@ -56,7 +56,7 @@ def _read(path: str | Path) -> Schedule:
 Schedule.drawn_by = _draw
 Schedule.read_by = _read
 Job.planned_by = "recycle.cli.planner:plan_for_training"
-Job.placed_by = "recycle.solve.planner:choose_placement"
+Job.settled_by = "recycle.solve.partition:settle"
 
 for _module in (profile, shape):
     sys.modules[f"recycle.{_module.__name__.rpartition('.')[2]}"] = _module  # plug-ins may import them from there

@@ -21,6 +21,7 @@ from recycle.cli.terminal import Result, print_table, progress_bars
 from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
+from recycle.job.job import EvenedJob
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
@@ -143,10 +144,13 @@ def _plan_one(
             result = kept.for_processes(failed)
     if output is not None:
         result.save(output)
-    return Result(result.summary(), partial(_print_plan, result, failed, output))
+    figures = result.summary()
+    if isinstance(stated, EvenedJob) and result.schedule.placing is not None:
+        figures["split"] = price(stated.placed(result.schedule.placing)).model.split
+    return Result(figures, partial(_print_plan, result, failed, figures.get("split"), output))
 
 
-def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None:
+def _print_plan(result: Plan, failed: list[Worker], split: list[int] | None, output: Path | None) -> None:
     print("Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
     figures = (
         f"{result.period:g}",
@@ -162,6 +166,8 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
     if (other := result.other_placement) is not None:
         found = f"a period of {other.period:g} after a short search, at best {other.lower_bound:g}"
         print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
+    if split is not None:
+        print(f"layers of the stages, as [model] split: {split}")
     _print_layout(result)
     if count := result.summary().get("offloads"):
         print(f"{count} activations leave for the host and return, on lines `out` and `back` of recycle simulate")

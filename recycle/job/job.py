@@ -20,7 +20,7 @@ import msgspec
 
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
-from recycle.job.cut import balanced, even_ranks
+from recycle.job.cut import balanced
 from recycle.job.manifest import require_model_of_weights, with_model_of_weights
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
@@ -41,11 +41,12 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     Attributes:
         planned_by: `module:function` that makes plans for runs without a plan library. The public API sets it, because
             this package must not import the planner.
-        placed_by: `module:function` that chooses the placement for `[shape] placement = "auto"`; set in the same way.
+        settled_by: `module:function` that chooses the placement and the split that the job leaves open; set in the
+            same way.
     """
 
     planned_by: ClassVar[str]
-    placed_by: ClassVar[str]
+    settled_by: ClassVar[str]
 
     def placed(self, placement: Placing | Literal["auto"]) -> Self:
         """Return the job with another placement."""
@@ -69,9 +70,11 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 "[model] recompute: lists a value for each stage of the job, but the stages of this schedule differ;"
                 " write one value for all"
             )
-        return CutJob(
-            **{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, cut=tuple(cut)
-        )
+        return CutJob(**self.sections(), cut=tuple(cut))
+
+    def sections(self) -> dict[str, Any]:
+        """Return the job's sections by name."""
+        return {field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}
 
     def profile(self) -> Profile:
         """Return the times and bytes to plan with. Reads a profile file at each call; see `price`."""
@@ -151,11 +154,9 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
-            seconds = layer_seconds(job)
-            split = list(balanced(tuple(seconds), job.shape.stages))
-            if job.grid.chunks > 1 and job.grid.placement != AUTO:
-                split = even_ranks(seconds, split, job.shape)
-        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
+            split = list(balanced(tuple(layer_seconds(job)), job.shape.stages))
+        model = msgspec.structs.replace(job.model, split=split)
+        return EvenedJob(**job.sections() | {"model": model}, evened=tuple(split))
 
     def validate(self) -> None:
         require_possible(self)
@@ -176,6 +177,17 @@ def is_stated(path: str | Path, section: str, key: str) -> bool:
     with errors_as(JobError, str(path)):
         stated = _parse_toml(_read_text(path)).get(section)
     return isinstance(stated, dict) and key in stated
+
+
+class EvenedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A job with `[model] split = "auto"`. It has the split `evened` until `price` chooses one."""
+
+    evened: tuple[int, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the split is still the one that was evened."""
+        return self.model.split == list(self.evened)
 
 
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -203,24 +215,23 @@ class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def with_sections(self, **sections: Any) -> PricedJob:
         """Return the job with other sections and their prices. Raises JobError as `price` does."""
-        changed = {**{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, **sections}
-        return price(Job(**changed))
+        return price(Job(**self.sections() | sections))
 
 
 def price(job: Job) -> PricedJob:
     """Return the job with its prices; a `PricedJob` is returned unchanged.
 
-    In place of `[shape] placement = "auto"` the job gets the placement of the shorter first fault-free plan.
+    In place of `[shape] placement = "auto"` and `[model] split = "auto"` the job gets the placement and the split of
+    the shortest first fault-free plan.
 
     Raises:
         JobError: the profile cannot be read.
-        PlanError: the placement is "auto" and the job cannot be planned.
     """
     if isinstance(job, PricedJob):
         return job
-    if job.grid.placement == AUTO:
-        module, _, function = job.placed_by.partition(":")
-        job = job.placed(getattr(import_module(module), function)(job))
+    if job.grid.placement == AUTO or isinstance(job, EvenedJob):
+        module, _, function = job.settled_by.partition(":")
+        job = getattr(import_module(module), function)(job)
     return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 

@@ -196,8 +196,8 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         sequence (tokens): length of a sequence.
         vocabulary (tokens): size of the vocabulary.
         ffn: width of the feed-forward part; 4 times `hidden` when left out.
-        split: layers of each stage, divided evenly when left out. "auto" makes the slowest stage as fast as possible,
-            by the analytic model if there is a profile; with several chunks on a stated placement, the slowest rank.
+        split: layers of each stage, divided evenly when left out. "auto" chooses them by the first plan within the
+            memory limit, if the profile is "analytic" (docs/guides/plan.md#choose-the-split).
         tied: whether the output layer uses the weight of the embedding.
         dropout: dropout of the embedding and the residual stream.
         attention_dropout: dropout of the attention's weights; `dropout` when left out.

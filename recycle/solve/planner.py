@@ -39,7 +39,7 @@ from recycle.plans import (
 from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
-from recycle.solve.bounds import RisingBound, closed_form
+from recycle.solve.bounds import RisingBound
 from recycle.solve.bounds.bound import certify
 from recycle.solve.effort import Deadline, Effort, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
@@ -47,13 +47,14 @@ from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, rerou
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.offload import SHARE, plan_with_offloads
+from recycle.solve.partition import PLACEMENTS, QUICK_POLICIES
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts
+from recycle.solve.search.initial_orders import ALL_POLICIES, find_starts
 from recycle.solve.search.local_search import search_from_all
 from recycle.solve.template import copy_to_pipelines, template_problem
 
-QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
-"""Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
+QUICK_SECONDS = 0.5
+"""Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound)."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
 BOUND_SHARE = 0.4
@@ -62,7 +63,6 @@ FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """Reserved after the search: seconds per operation until a simulation is timed, then simulations; of the check."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """Allowed delay of a plan; a job whose first plan would take longer is refused."""
-PLACEMENTS: tuple[Placing, ...] = ("loop", "v")
 TRIAL_SHARE = 0.15
 """Share of the time for a plan of each placement, if the job leaves the choice open."""
 FIXED_SHARE = 0.25
@@ -170,17 +170,6 @@ def _plan_best_placement(
         seconds=round(time.perf_counter() - begun, 3),
         other_placement=PlacedPeriod(rejected, other.period, other.lower_bound),
     )
-
-
-def choose_placement(job: Job) -> Placing:
-    """Return the placement with the shorter first fault-free plan; the choice depends on the job alone."""
-
-    def period(placement: Placing) -> float:
-        whole = Problem.from_job(price(job.placed(placement)))
-        problem = template_problem(whole, job.shape.micro_batches)
-        return find_initial_order(problem, Effort(closed_form(problem)), QUICK_POLICIES).best.period
-
-    return min(PLACEMENTS, key=period)
 
 
 def plan_vector(

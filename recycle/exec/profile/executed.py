@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from recycle.errors import RecycleError
@@ -66,7 +67,14 @@ def executed(directory: str | Path) -> ExecutedRun:
     errors = [line["period_error"] for line, _ in periods if line.get("period_error") is not None]
     return ExecutedRun(
         replace(
-            base, **measured, measured={"run": directory.name, "steps": len(lines), "job_profile": profile.digest()}
+            base,
+            **measured,
+            measured={
+                "run": directory.name,
+                "steps": len(lines),
+                "job_profile": profile.digest(),
+                "model": msgspec.to_builtins(job.model),
+            },
         ),
         None if unit is None else base,
         median(seconds for _, seconds in periods) if periods else None,

@@ -35,6 +35,7 @@ from recycle.exec.transport.plugin import name_of, transport_of
 from recycle.job import Job, price
 from recycle.job.footprint import reducing_bytes
 from recycle.job.profile import Link, Profile
+from recycle.job.sections import ANALYTIC
 
 MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the messages to which a link is fitted, in addition to the job's own."""
@@ -47,6 +48,8 @@ def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: No
 
     Raises JobError if the job cannot be run here, and RunError, with the process's last lines, if a measurement failed.
     """
+    if job.times.profile in (None, ANALYTIC):
+        job = price(job)  # with the placement and the split that plans will have
     check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:
         raise JobError(
