@@ -31,14 +31,14 @@ from recycle.solve.template import template_problem
 PLACEMENTS: tuple[Placing, ...] = ("loop", "v")
 QUICK_POLICIES = 4
 """List schedules of a first plan."""
-_TRIED, _AT_ONCE = 40, 16
-"""Splits whose first plan is made: in all, and before the search ends without a shorter one."""
-_COMPARED = 3
-"""Splits whose whole first plan is compared with that of the even split."""
-_DONORS = 4
-"""Ranks with the longest estimates, whose layers are moved."""
+_TRIED, _AT_ONCE, _COMPARED = 40, 16, 3
+"""Splits whose first plan is made: in all, before the search ends without a shorter one, and with all policies."""
+_OPERATIONS = 40_000
+"""Operations of all these plans; at least the even split and the one with the best estimate are tried."""
+_DONORS, _TAKERS = 4, 8
+"""Ranks with the longest estimates give layers; ranks with the shortest take them."""
 _WAVES = 3
-"""Micro-batches per rank of the first plans that compare splits."""
+"""Micro-batches per rank of the plans that compare splits."""
 _SHORTER = 1 - 1e-3
 
 
@@ -64,10 +64,9 @@ def _with_chosen_split(text: str) -> Job:
         measured = job.profile().measured.get("model", {}).get("split")
         return _with_split(job, measured) if _is_split(measured, job) else job
     try:
-        found = [_with_split(job, sizes) for sizes in _search(job)]
+        return _with_split(job, _search(job))
     except JobError:  # a limit that the profile cannot state: planning says so
         return job
-    return min(job, *found, key=_first_period)
 
 
 def _is_split(sizes: object, job: Job) -> bool:
@@ -79,14 +78,15 @@ def _with_split(job: Job, sizes: Iterable[int]) -> Job:
 
 
 def _first_period(job: Job, micro_batches: int | None = None, policies: int = QUICK_POLICIES) -> float:
+    micro_batches = micro_batches or job.shape.micro_batches
     try:
-        problem = template_problem(Problem.from_job(price(job)), micro_batches or job.shape.micro_batches)
+        problem = template_problem(Problem.from_job(price(job)), micro_batches)
         return find_initial_order(problem, Effort(closed_form(problem)), policies).best.period
     except PlanError:  # no memory for a micro-batch
         return inf
 
 
-def _search(job: Job) -> list[tuple[int, ...]]:
+def _search(job: Job) -> tuple[int, ...]:
     known: dict[tuple[int, ...], list[float]] = {}
     shape, sizes = job.shape, tuple(job.layers_per_stage())
 
@@ -99,30 +99,32 @@ def _search(job: Job) -> list[tuple[int, ...]]:
         return max(estimate(sizes)), sum(each * each for each in estimate(sizes))
 
     def moves(sizes: tuple[int, ...], donors: int) -> Iterator[tuple[int, ...]]:
-        longest = sorted(range(shape.ranks), key=estimate(sizes).__getitem__)[-donors:]
-        for giver in (stage for rank in longest for stage in shape.stages_of_rank(rank) if sizes[stage] > 1):
-            for taker in range(len(sizes)):
+        ranks = sorted(range(shape.ranks), key=estimate(sizes).__getitem__)
+        takers = [stage for rank in ranks[:_TAKERS] for stage in shape.stages_of_rank(rank)]
+        for giver in (stage for rank in ranks[-donors:] for stage in shape.stages_of_rank(rank) if sizes[stage] > 1):
+            for taker in takers:
                 if taker != giver:
                     yield tuple(size - (at == giver) + (at == taker) for at, size in enumerate(sizes))
 
     even = sizes
     while unevenness(best := min(moves(sizes, 1), key=unevenness, default=sizes)) < unevenness(sizes):
         sizes = best
-
-    def period(sizes: tuple[int, ...]) -> float:
-        return _first_period(_with_split(job, sizes), min(shape.micro_batches, _WAVES * shape.ranks), 1)
-
-    tried = {each: period(each) for each in (even, sizes)}
+    waves = min(shape.micro_batches, _WAVES * shape.ranks)
+    most = min(_TRIED, _OPERATIONS // (3 * shape.stages * waves))
+    tried = {each: _first_period(_with_split(job, each), waves, 1) for each in (even, sizes)}
     while True:
         sizes = min(tried, key=tried.__getitem__)
-        for each in sorted({*moves(sizes, _DONORS)} - tried.keys(), key=unevenness)[
-            : min(_AT_ONCE, _TRIED - len(tried))
-        ]:
-            tried[each] = period(each)
+        moved = sorted({*moves(sizes, _DONORS)} - tried.keys(), key=unevenness) if len(tried) < most else []
+        for each in moved[: min(_AT_ONCE, most - len(tried))]:
+            tried[each] = _first_period(_with_split(job, each), waves, 1)
             if tried[each] < _SHORTER * tried[sizes]:
                 break
         else:
-            return sorted(tried, key=tried.__getitem__)[:_COMPARED]
+            break
+    if most < _TRIED:
+        return sizes
+    compared = [even, *sorted(tried, key=tried.__getitem__)[:_COMPARED]]
+    return min(compared, key=lambda sizes: _first_period(_with_split(job, sizes)))
 
 
 def _estimates(job: PricedJob) -> list[float]:
