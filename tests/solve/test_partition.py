@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from recycle.errors import PlanError
+from recycle.ir.simulate import simulate
 from recycle.job import Job, price
-from recycle.job.shape import Placing
+from recycle.job.shape import Placing, Worker
 from recycle.solve.partition import PLACEMENTS, _first_period
 from recycle.solve.planner import plan
 from tests.cli.command import Command
@@ -70,6 +71,14 @@ def test_a_split_that_fits_into_memory_is_found_where_the_even_one_does_not() ->
         plan(even, seconds=0.1)
     assert plan(job, seconds=0.1).period > 0
     assert price(job).to_toml() == price(Job.from_toml(price(job).to_toml())).to_toml()
+
+
+def test_all_users_of_a_job_have_one_placement_and_split() -> None:
+    job = heavy("110 GiB", 12, ranks=2, chunks=2, placement="auto")
+    for failed in ((), (Worker(0, 1),)):
+        planned = plan(job, failed, steps=10)
+        assert planned.schedule.placing == price(job).grid.placement
+        assert simulate(planned.schedule, price(job).prices).period == pytest.approx(planned.period)
 
 
 def test_a_profile_keeps_the_split_it_was_measured_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
