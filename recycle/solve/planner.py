@@ -23,7 +23,6 @@ from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
-from recycle.job.job import EvenedJob
 from recycle.job.sections import AUTO
 from recycle.job.shape import Placing, Worker
 from recycle.plans import (
@@ -161,8 +160,9 @@ def _plan_best_placement(
 
     trials = {placement: planned(placement, TRIAL_SHARE, seconds) for placement in PLACEMENTS}
     chosen = min(trials, key=lambda placement: trials[placement].period)
-    if isinstance(job, EvenedJob) and job.is_open:  # placements have other splits, so all users of the job have one
-        chosen = next(placement for placement in PLACEMENTS if placement == price(job).grid.placement)
+    settled = price(job)
+    if any(price(job.placed(each)).model.split != settled.model.split for each in PLACEMENTS):
+        chosen = settled.shape.placement  # what a run has, since times hold for one split
     ((rejected, other),) = [trial for trial in trials.items() if trial[0] != chosen]
     left = None if seconds is None else seconds - (time.perf_counter() - begun)
     best = trials[chosen]
