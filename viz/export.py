@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
-from viz.figures.svg import svg
+from viz.figures.svg import SVG_LIMIT, svg
 from viz.lanes import with_common_span
 from viz.run import Run
 from viz.sources import ScheduleFile
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 Source = Run | ScheduleFile
 SUFFIXES = ".html", ".svg", ".png"
-SVG_LIMIT = 20_000
-"""Maximum operations of an SVG: viewers cannot handle more, and lines would be thinner than a pixel."""
 
 
 def export(

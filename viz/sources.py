@@ -98,11 +98,9 @@ class ScheduleFile:
 
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
-        operations = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
-        rows = lanes.instruction_id.astype(np.int64)[operations]
-        rows = rows if self.origin is None else self.origin[rows]
+        rows = lanes.instruction_id if self.origin is None else self.origin[lanes.instruction_id]
         row = -2 if position is None else int(self.schedule.columns.offsets[w]) + position
-        for i in operations[rows == row][:1].tolist():  # drawn, see `schedule_source`
+        for i in np.flatnonzero(rows == row)[:1].tolist():  # drawn, see `schedule_source`
             return w, float(lanes.start[i]), float(lanes.end[i])
         return w, 0.0, lanes.span
 
@@ -111,7 +109,6 @@ def schedule_source(
     path: Path,
     schedule: Schedule,
     profile: Profile | None = None,
-    left_out: Iterable[str] = (),
     limits: Limits = None,
 ) -> ScheduleFile:
     """Check and time a schedule as if read from `path`, and mark violations in its lanes."""
@@ -140,7 +137,7 @@ def schedule_source(
     del graph
     if is_large:
         release_memory()
-    return ScheduleFile(path, schedule, timeline, lanes, findings, origin, left_out=tuple(left_out))
+    return ScheduleFile(path, schedule, timeline, lanes, findings, origin)
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:

@@ -38,7 +38,7 @@ def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -
     export(tmp_path / "run.html", [load_source(run_dir)])
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
-    assert page.count("Plotly.newPlot(") == 3  # one in the library itself; lanes draw their axes
+    assert page.count("Plotly.newPlot(") == 2  # lanes draw their axes
     headings = re.findall(r"<h3[^>]*>([^<]+)</h3>", page)
     assert headings == [
         f"{title}, step {step}: {what}"
