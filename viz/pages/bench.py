@@ -106,7 +106,7 @@ def store_id(store: str) -> str:
 
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
-    panels: Any = {"data_opened": page.first_panel, "data_named": page.worker_panel}
+    panels = {"data_opened": page.first_panel, "data_named": page.worker_panel} if page.has_lanes else {}
     return parts.div("mode", *content, id=slot_id(slot, page.prefix), data_page=page.prefix, **panels)
 
 
