@@ -27,15 +27,14 @@ from recycle.errors import RecycleError
 from viz.export import MODULES, import_map
 from viz.pages import bench, editing, lanes_view, open_pages
 from viz.pages.page import OPENED, TABS, Page, Workspace, keep_in_address, opener
-from viz.run import Run
-from viz.sources import ScheduleFile, SystemComparison
+from viz.sources import Source, SystemComparison
 from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
 
 
 def build_app(
-    sources: Sequence[Run | ScheduleFile],
+    sources: Sequence[Source],
     what_if: WhatIf | None = None,
     *,
     comparisons: Mapping[str, SystemComparison] | None = None,

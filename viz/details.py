@@ -140,7 +140,7 @@ RATIO = "Period divided by that of 1F1B with all workers, for the same times per
 def headline(entry: TimedLanes) -> list[Figure]:
     """Return the figures of cached lanes, of plans without those of one iteration from idle; [] without a timeline."""
     shown = figures(entry.context, entry.unit)
-    return shown if entry.context is None or entry.context.executed else shown[:-2]
+    return shown if entry.context and entry.context.executed else shown[:-2]
 
 
 def figures_table(

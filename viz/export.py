@@ -22,15 +22,13 @@ from recycle.errors import RecycleError
 from recycle.files import write_whole
 from viz.figures.svg import SVG_LIMIT, svg
 from viz.lanes import with_common_span
-from viz.run import Run
-from viz.sources import ScheduleFile
+from viz.sources import Source
 
 if TYPE_CHECKING:
     from viz.lane_cache import LaneCache
     from viz.sources import SystemComparison
     from viz.what_if import WhatIf
 
-Source = Run | ScheduleFile
 SUFFIXES = ".html", ".svg", ".png"
 
 

@@ -105,6 +105,9 @@ class ScheduleFile:
         return w, 0.0, lanes.span
 
 
+Source = Run | ScheduleFile
+
+
 def schedule_source(
     path: Path,
     schedule: Schedule,
@@ -149,17 +152,11 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
     return ScheduleFile(path, source.schedule, executed, lanes, check(source.schedule), executed=True)
 
 
-def load_source(path: str | Path) -> Run | ScheduleFile:
-    """Load the run directory or schedule file at `path` as `load_sources` does."""
-    (source,) = load_sources([path])
-    return source
-
-
 Prices = Callable[[Path, Schedule], Profile | None]
 """(path, schedule) -> prices of its instructions; None if unknown."""
 
 
-def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> list[Run | ScheduleFile]:
+def load_sources(paths: Sequence[Path], prices: Prices | None = None) -> list[Source]:
     """Load the run directories and schedule files at `paths`, for one page.
 
     Args:
@@ -168,11 +165,11 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
 
     Raises RecycleError if a path is neither.
     """
-    return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _profile_next_to)
+    return _priced([(path, _run_or_schedule(path)) for path in paths], prices or _profile_next_to)
 
 
-def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Run | ScheduleFile]:
-    sources: dict[int, Run | ScheduleFile] = {}
+def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Source]:
+    sources: dict[int, Source] = {}
     unpriced: dict[int, Schedule] = {}
     for place, (path, source) in enumerate(read):
         if isinstance(source, Run):
@@ -189,7 +186,7 @@ def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | N
     return [sources[place] for place in range(len(read))]
 
 
-def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
+def family_sources(shape: Shape, prices: Prices | None = None) -> list[Source]:
     """Build every family that fits, with two chunks per worker if supported; priced as in `load_sources`.
 
     Raises ScheduleError if no family takes this shape.

@@ -29,7 +29,7 @@ from viz.pages.run_page import RunPage
 from viz.pages.runs_page import RunsPage, summary
 from viz.run import Run
 from viz.run_files import load_run
-from viz.sources import load_source
+from viz.sources import load_sources
 
 DEAD = (Worker(1, 1),)
 
@@ -119,7 +119,7 @@ def test_runs_are_opened_by_folder_or_link_and_other_paths_are_refused(run_dir: 
     runs = tmp_path / "runs"
     shutil.copytree(run_dir, runs / "one")
     (runs / "latest").symlink_to("one")
-    source = load_source(runs / "latest")
+    source = load_sources([runs / "latest"])[0]
     assert isinstance(source, Run)
     assert source.path == runs / "one"
     refused = [
@@ -129,11 +129,11 @@ def test_runs_are_opened_by_folder_or_link_and_other_paths_are_refused(run_dir: 
     ]
     for path, message in refused:
         with pytest.raises(RecycleError, match=message):
-            load_source(path)
+            load_sources([path])[0]
     for number in range(6):
         (runs / str(number) / "logs").mkdir(parents=True)
     with pytest.raises(RecycleError, match=r"runs: contains 7 run.s.: pass a path"):
-        load_source(runs)
+        load_sources([runs])[0]
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     (path / "logs").rename(path / "aside")
     metrics = (path / "metrics.jsonl").read_text()
     (path / "metrics.jsonl").unlink()
-    client = build_app([load_source(path)]).server.test_client()
+    client = build_app(load_sources([path])).server.test_client()
     (path / "aside").rename(path / "logs")
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)

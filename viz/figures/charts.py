@@ -339,7 +339,6 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         marker={"color": COLOURS[0]},
         texttemplate="%{x:.4g}",
         hovertemplate="%{y}: %{x:.5g} samples/s<extra></extra>",
-        showlegend=False,
     )
     scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
     for row, (name, rate) in enumerate(scaled.items()):

@@ -115,13 +115,10 @@ class ComparePage(Page):
             return [parts.problems(ignored), parts.div("linked", view, *legends)]
         views = [lanes_view(first.title, first, f"{self.prefix}-0", self.cache, **common)]
         for place, (item, shade, legend) in enumerate(zip(others, shades, legends, strict=True), 1):
-            own: dict[str, Any] = {
-                "extra": {"data-shades": json.dumps([shade])},
-                "legend": legend,
-                "ghost": first if ghost and first.table.workers == item.table.workers else None,
-            }
-            name = f"{self.prefix}-{place}"
-            views.append(lanes_view(item.title, item, name, self.cache, place=place, **common, **own))
+            name, extra = f"{self.prefix}-{place}", {"data-shades": json.dumps([shade])}
+            outline = first if ghost and first.table.workers == item.table.workers else None
+            looks: Any = {"extra": extra, "legend": legend, "ghost": outline, **common}
+            views.append(lanes_view(item.title, item, name, self.cache, place=place, **looks))
         return [parts.problems(ignored), parts.div("linked", *views)]
 
     def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:

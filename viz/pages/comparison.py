@@ -35,7 +35,7 @@ from viz.pages import parts
 from viz.pages.panels import kind_name
 from viz.run import Choices, Run
 from viz.scenario import AS_GIVEN, PageModel, Scenario
-from viz.sources import Place, ScheduleFile
+from viz.sources import Place, Source
 
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
@@ -45,7 +45,6 @@ PARTS_CAPTION = (
     " makespan and their differences to the difference. Memory limits count where they are known."
 )
 LaneArrangement = Literal["stacked", "interleaved"]
-Source = Run | ScheduleFile
 
 
 def choices(sources: Sequence[Source]) -> Choices:

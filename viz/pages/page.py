@@ -18,7 +18,7 @@ from viz.pages import parts
 from viz.run import Run
 from viz.run_files import REFRESH_SECONDS, LiveRun
 from viz.scenario import PageModel
-from viz.sources import ScheduleFile, SystemComparison
+from viz.sources import ScheduleFile, Source, SystemComparison
 from viz.what_if import WhatIf
 
 
@@ -63,12 +63,12 @@ class Workspace:
     pages: list[Page] = field(default_factory=list)
 
     @classmethod
-    def from_sources(cls, sources: Sequence[Run | ScheduleFile], **attributes: Any) -> Workspace:
+    def from_sources(cls, sources: Sequence[Source], **attributes: Any) -> Workspace:
         files = [source for source in sources if isinstance(source, ScheduleFile)]
         runs = [LiveRun(source) for source in sources if isinstance(source, Run)]
         return cls(files, runs, **attributes)
 
-    def sources(self) -> list[Run | ScheduleFile]:
+    def sources(self) -> list[Source]:
         return [*self.files, *(live.run for live in self.runs)]
 
     @property

@@ -105,8 +105,8 @@ def timelines(files: Sequence[ScheduleFile], prefix: str, cache: PageModel) -> l
         title = f"{file.name}: {file.schedule.shape}" + (f", {failed} failed" if failed else "")
         if file.lanes.halt is not None:
             title += f"; deadlocks at {file.lanes.halt:.6g}; pale instructions never run"
-        common: dict[str, Any] = {"span": _span(files), "left": left, "linked": prefix}
-        views.append(lanes_view(title, file.timed, f"{prefix}-{place}", cache, place=place, **common))
+        name, span = f"{prefix}-{place}", _span(files)
+        views.append(lanes_view(title, file.timed, name, cache, place=place, span=span, left=left, linked=prefix))
     return views
 
 

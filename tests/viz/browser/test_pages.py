@@ -25,7 +25,7 @@ from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.pages.validate_page import MAX_BYTES
 from viz.scenario import Scenario
-from viz.sources import ScheduleFile, family_sources, load_source, schedule_source
+from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import WhatIf
 
 __all__ = ["site"]
@@ -276,7 +276,7 @@ def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -
 
 
 def test_an_exported_page_opens_from_disk_and_loads_nothing(journey: Any, run_dir: Path, tmp_path: Path) -> None:
-    export(tmp_path / "run.html", [load_source(run_dir)])
+    export(tmp_path / "run.html", load_sources([run_dir]))
     page = journey((tmp_path / "run.html").as_uri())
     drawn(page, "run0-3")
     page.wait_for_function("() => document.querySelectorAll('.annotation-text').length >= 2")
@@ -356,7 +356,7 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
 ) -> None:
     for name in ("one", "two"):
         make_run(tmp_path / "runs" / name)
-    sources = [load_source(tmp_path / "runs" / name) for name in ("one", "two")]
+    sources = load_sources([tmp_path / "runs" / name for name in ("one", "two")])
     page = journey(served(app=build_app(sources, run_folders=[tmp_path / "runs"])) + "/?pages=runs")
     for name in ("one", "two"):
         page.click(f".scoreboard [data-pick={name}]")
