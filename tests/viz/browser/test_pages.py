@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,18 @@ def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
     journey: Any, tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("viz.pages.page.REFRESH_SECONDS", 1.0)
+    monkeypatch.setattr("viz.run_files.LiveRun.refresh", lambda _: time.sleep(1.5))
     page = journey(served(make_run(tmp_path / "run", live=True)))
+    unanswered, most = set[Any](), []
+
+    def note(request: Any) -> None:
+        if "run0-tick.n_intervals" in (request.post_data or ""):
+            unanswered.add(request)
+            most.append(len(unanswered))
+
+    page.on("request", note)
+    for event in ("requestfinished", "requestfailed"):
+        page.on(event, unanswered.discard)
     page.wait_for_function(HEADING, arg=8)
     page.click(".tab:has-text('Time of')")
     page.wait_for_function(PRESS, arg=2)
@@ -95,6 +107,7 @@ def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
         page.wait_for_timeout(300)
         assert page.evaluate(HEADING, 2)
         again()
+    assert max(most) == 1  # a slow server is asked after its answers
 
 
 def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Path) -> None:
