@@ -33,7 +33,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.solve.planner import plan
 from viz.app import build_app, serve
-from viz.sources import family_sources, load_source, schedule_source
+from viz.sources import family_sources, load_sources, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
@@ -318,18 +318,18 @@ def dropped(page: Any, path: Path) -> None:
 
 
 def run_page(page: Any, folder: Path) -> None:
-    opened(page, served(lambda: build_app([load_source(run(folder))])))
+    opened(page, served(lambda: build_app(load_sources([run(folder)]))))
     drawn(page)
 
 
 def executed(page: Any, folder: Path) -> None:
-    opened(page, served(lambda: build_app([load_source(run(folder))])), tab="Compare")
+    opened(page, served(lambda: build_app(load_sources([run(folder)]))), tab="Compare")
     drawn(page)
     page.wait_for_selector("text=Makespan and period")
 
 
 def time_page(page: Any, folder: Path) -> None:
-    opened(page, served(lambda: build_app([load_source(run(folder))])), tab="Time of")
+    opened(page, served(lambda: build_app(load_sources([run(folder)]))), tab="Time of")
     page.wait_for_selector("text=Where the time went")
 
 
@@ -337,7 +337,7 @@ def empty_run(page: Any, folder: Path) -> None:
     path = folder / "just-begun"
     path.mkdir(exist_ok=True)
     (path / "job.toml").write_text(RUN_JOB)
-    opened(page, served(lambda: build_app([load_source(path)])))
+    opened(page, served(lambda: build_app(load_sources([path]))))
     page.wait_for_selector("text=No iteration ran yet.")
 
 

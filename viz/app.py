@@ -26,16 +26,15 @@ from flask import Response, request
 from recycle.errors import RecycleError
 from viz.export import MODULES, import_map
 from viz.pages import bench, editing, lanes_view, open_pages
-from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address, opener
-from viz.run import Run
-from viz.sources import ScheduleFile, SystemComparison
+from viz.pages.page import OPENED, TABS, Page, Workspace, keep_in_address, opener
+from viz.sources import Source, SystemComparison
 from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
 
 
 def build_app(
-    sources: Sequence[Run | ScheduleFile],
+    sources: Sequence[Source],
     what_if: WhatIf | None = None,
     *,
     comparisons: Mapping[str, SystemComparison] | None = None,
@@ -70,8 +69,7 @@ def build_app(
     # Browsers cache assets forever: each address carries the time of the last change.
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # Dash calls a callable layout on every visit, so a live run appears in its current state.
-    title = sources[0].name if len(sources) == 1 else ""
-    app.layout = lambda: _layout(pages, title, workspace)
+    app.layout = lambda: _layout(pages, workspace)
     lanes_view.register(app, workspace.cache)
     bench.register(app, workspace.cache)
     editing.register(app, workspace.cache)
@@ -82,7 +80,7 @@ def build_app(
     return app
 
 
-_EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
+_GRAPHS = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
 """Scripts that Dash requests only for the first graph."""
 _ASKED = "_dash-layout", "_dash-dependencies"
 """Addresses that Dash requests after all scripts ran."""
@@ -94,8 +92,7 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
     head += "".join(f'<link rel="modulepreload" fetchpriority="low" href="{address}">' for address in modules.values())
     head += f'<script type="module" async fetchpriority="low" src="{modules["main.js"]}"></script>'
     head += "".join(f'<link rel="preload" as="fetch" crossorigin href="{address}">' for address in fetched)
-    scripts = _EARLY if page.begins_with_graph else ()  # browsers warn about unused preloads
-    head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in scripts)
+    head += "".join(f'<link rel="prefetch" href="/{script}">' for script in _GRAPHS)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
         f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
@@ -103,13 +100,11 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
     )
 
 
-def _layout(pages: Sequence[Page], title: str, workspace: Workspace) -> html.Div:
+def _layout(pages: Sequence[Page], workspace: Workspace) -> html.Div:
     tabs = [dcc.Tab(label=page.title, value=page.prefix) for page in pages]
-    is_named = title and pages[0].title != title  # otherwise the first mode has this title
-    heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
-    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, _fresh(pages[0]), workspace.given)]
+    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, workspace.given)]
     opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
-    top = html.Header([*heading], className="top")
+    top = html.Header(html.H1("recycle"), className="top")
     return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
 
 
@@ -121,7 +116,7 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     )
     def fill_page(prefix: str, opened: list[str]) -> tuple[Any, ...]:
         page = next(page for page in pages if page.prefix == prefix)
-        filled = {} if prefix in opened else bench.slots(_fresh(page))
+        filled = {} if prefix in opened else bench.slots(page)
         contents = [
             [filled.get(slot, no_update) if each is page else no_update for each in pages] for slot in bench.SLOTS
         ]
@@ -132,11 +127,6 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     )
     def open_page(clicks: list[int]) -> Any:
         return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
-
-
-def _fresh(page: Page) -> html.Div | Mode:
-    page.refresh()
-    return page.layout()
 
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

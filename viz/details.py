@@ -138,11 +138,9 @@ RATIO = "Period divided by that of 1F1B with all workers, for the same times per
 
 
 def headline(entry: TimedLanes) -> list[Figure]:
-    """Return the figures of cached lanes without those that period and bubbles repeat; [] without a timeline."""
+    """Return the figures of cached lanes, of plans without those of one iteration from idle; [] without a timeline."""
     shown = figures(entry.context, entry.unit)
-    value = {figure.name: figure.value for figure in shown}
-    repeats = {"makespan": "period", "bubbles from idle": "bubbles"}
-    return [figure for figure in shown if figure.value != value.get(repeats.get(figure.name, ""))]
+    return shown if entry.context and entry.context.executed else shown[:-2]
 
 
 def figures_table(

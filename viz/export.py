@@ -20,20 +20,16 @@ from urllib.parse import quote
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
-from viz.figures.svg import svg
+from viz.figures.svg import SVG_LIMIT, svg
 from viz.lanes import with_common_span
-from viz.run import Run
-from viz.sources import ScheduleFile
+from viz.sources import Source
 
 if TYPE_CHECKING:
     from viz.lane_cache import LaneCache
     from viz.sources import SystemComparison
     from viz.what_if import WhatIf
 
-Source = Run | ScheduleFile
 SUFFIXES = ".html", ".svg", ".png"
-SVG_LIMIT = 20_000
-"""Maximum operations of an SVG: viewers cannot handle more, and lines would be thinner than a pixel."""
 
 
 def export(

@@ -55,7 +55,7 @@ class Look(NamedTuple):
     words: tuple[str, ...] = ()
 
 
-_TRANSFER = Look(("communication",), ("comm",))
+_TRANSFER, _HOST_COPY, _WAIT = (Look(("communication",), words) for words in (("comm",), ("host", "copy"), ("wait",)))
 LOOKS: dict[type[Instruction], Look] = {
     Forward: Look(("forward",)),
     Backward: Look(("input", "weight"), ("backward",)),
@@ -73,10 +73,10 @@ LOOKS: dict[type[Instruction], Look] = {
     GatherParameters: Look(words=("gather", "shard")),
     RedundantForward: Look(("redundant",), ("redundant",)),
     Replay: Look(("redundant",), ("replay", "check")),
-    Offload: Look(("communication",), ("host", "copy")),
-    Reload: Look(("communication",), ("host", "copy")),
-    WaitSendActivation: Look(("communication",), ("wait",)),
-    WaitSendGradient: Look(("communication",), ("wait",)),
+    Offload: _HOST_COPY,
+    Reload: _HOST_COPY,
+    WaitSendActivation: _WAIT,
+    WaitSendGradient: _WAIT,
 }
 
 

@@ -140,11 +140,11 @@ class BoundedCache(Generic[K, V]):
 
     Args:
         max_weight: maximum total weight.
-        weight_of: weight of a value.
+        weight_of: weight of a value; without it, values are counted.
         min_items: number of values kept at any weight.
     """
 
-    def __init__(self, max_weight: float, weight_of: Callable[[V], float], min_items: int = 1) -> None:
+    def __init__(self, max_weight: float, weight_of: Callable[[V], float] = lambda _: 1, min_items: int = 1) -> None:
         self.max_weight, self.weight_of, self.min_items = max_weight, weight_of, min_items
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._weight = 0.0
@@ -306,11 +306,12 @@ class LaneCache:
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
     def put(self, lanes: TimedLanes, span: float | None = None) -> str:
+        """Add lanes, drawn on a time axis of length `span` (None: as before), and return their hash."""
         table, context = lanes.table, lanes.context
-        digest = self.digest(table)
+        digest = self._digests.get(table, "")
         entry = self.get(digest)
-        if digest is not None and entry is not None:
-            if span != entry.span:
+        if entry is not None:
+            if span not in (None, entry.span):
                 self._kept.put(digest, replace(entry, span=span))
             return digest
         content = encode(table)
@@ -318,11 +319,6 @@ class LaneCache:
         self._kept.put(digest, TimedLanes(table, context, content, span))
         self._digests[table] = digest
         return digest
-
-    def digest(self, table: LaneTable) -> str | None:
-        """Return the hash of a table; None if it was never added or was evicted."""
-        digest = self._digests.get(table)
-        return digest if self.get(digest) else None
 
     def get(self, digest: object) -> TimedLanes | None:
         """Return the table of a hash, or of an address with the hash; None if it was never added or was evicted."""

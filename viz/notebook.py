@@ -11,8 +11,8 @@ from pathlib import Path
 
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
-from viz.export import SVG_LIMIT, export
-from viz.figures.svg import svg
+from viz.export import export
+from viz.figures.svg import SVG_LIMIT, svg
 from viz.sources import ScheduleFile, schedule_source
 
 

@@ -153,8 +153,8 @@ class Run:
     def is_active(self) -> bool:
         """Return whether metrics or logs were written within the last `STALL_SECONDS` seconds."""
         files = [self.path / "metrics.jsonl", self.path / "events.jsonl", *(self.path / "logs").glob("*")]
-        times = [file.stat().st_mtime for file in files if file.exists()]
-        return bool(times) and time.time() - max(times) < STALL_SECONDS
+        written = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        return time.time() - written < STALL_SECONDS
 
     @cached_property
     def steps(self) -> list[int]:
@@ -178,7 +178,7 @@ class Run:
     def plan_of(self, step: int, generation: int | None = None) -> str | None:
         """Return the hash of the plan of `step` in `generation`; None: in its last generation."""
         generation = self._attempt(step, generation)
-        event = self.generations.get(generation) if generation is not None else None
+        event = self.generations.get(generation)
         line = self._metrics_of.get(step, {})
         # A step's line describes its last generation; its event describes an earlier attempt.
         if line.get("plan") is not None and (event is None or line.get("generation") in (None, generation)):
@@ -227,8 +227,7 @@ class Run:
     def planned_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
         attempt = self._attempt(step, generation)
-        event = self.generations.get(attempt, {}) if attempt is not None else {}
-        return self._planned(self.plan_of(step, attempt), _process_of_role(event))
+        return self._planned(self.plan_of(step, attempt), _process_of_role(self.generations.get(attempt, {})))
 
     def executed_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the executed lanes of `step` in a generation (None: its last); None if nothing was traced."""
@@ -252,9 +251,9 @@ class Run:
         return {step: float(loss) for step, loss in losses.items() if is_number(loss) and np.isfinite(loss)}
 
     def _trace_window(self, step: int, generation: int | None) -> Trace | None:
-        tried = self.trace.generations_of(step) if self.trace else []
-        generation = tried[-1] if tried and generation is None else generation
-        return self.trace.window(step, step, generation) if self.trace and generation in tried else None
+        attempt = self._attempt(step, generation)
+        is_traced = self.trace and attempt in self.trace.generations_of(step)
+        return self.trace.window(step, step, attempt) if self.trace and is_traced else None
 
     def panels(self) -> list[Panel]:
         views = {"planned": self.planned_lanes, "executed": self.executed_lanes}

@@ -27,22 +27,21 @@ class Field(NamedTuple):
 
     Attributes:
         key: entry of the profile that it sets; "" for the memory limit.
-        is_work: whether a chunk takes its share of the value on a page whose schedules differ in chunks.
-        is_per_stage: whether it accepts a number per stage.
+        is_work: whether it accepts a number per stage, and a chunk takes its share of the value on a page whose
+            schedules differ in chunks.
     """
 
     name: str
     title: str
     key: str
     is_work: bool = True
-    is_per_stage: bool = True
 
 
 FIELDS = (
     Field("F", "Forward (F)", "forward"),
     Field("I", "Backward, input (I)", "backward_input"),
     Field("W", "Backward, weight (W)", "backward_weight"),
-    Field("link", "Transfer", "latency", is_work=False, is_per_stage=False),
+    Field("link", "Transfer", "latency", is_work=False),
     Field("reduce", "Reduce", "reduce"),
     Field("step", "Step", "step"),
     Field("limit", "Memory limit", ""),
@@ -73,14 +72,17 @@ class Scenario(NamedTuple):
         return pairs
 
 
+AS_GIVEN = Scenario()
+
+
 class PageModel(LaneCache):
     """The timelines of an application, as given and under scenarios. All pages, panels and routes ask it."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._under: BoundedCache[tuple[str, Scenario], str] = BoundedCache(4096, lambda _: 1)
-        self.files: BoundedCache[str, tuple[str, str]] = BoundedCache(8, lambda _: 1)
-        self.curves: BoundedCache[Any, dict[str, list[float]]] = BoundedCache(8, lambda _: 1)
+        self._under: BoundedCache[tuple[str, Scenario], str] = BoundedCache(4096)
+        self.files: BoundedCache[str, tuple[str, str]] = BoundedCache(8)
+        self.curves: BoundedCache[Any, dict[str, list[float]]] = BoundedCache(8)
 
     def keep_file(self, name: str, text: str) -> str:
         """Keep a dropped profile or job; returns its digest for `file=DIGEST`."""
@@ -101,7 +103,7 @@ class PageModel(LaneCache):
 
     def _put_under(self, entry: TimedLanes, scenario: Scenario) -> str:
         table, context = entry.table, entry.context
-        given = self.digest(table) or self.put(entry)
+        given = self.put(entry)
         if context is None or context.executed or not any(scenario):
             return given
         known = self._under.get((given, scenario))
@@ -138,7 +140,7 @@ class PageModel(LaneCache):
             if field.name not in texts:
                 continue
             noun, count = ("stage", shape.stages) if field.key else ("rank", shape.ranks)
-            value = numbers(field.title, texts[field.name], count if field.is_per_stage else 1, noun)
+            value = numbers(field.title, texts[field.name], count if field.is_work else 1, noun)
             if not field.key:
                 per_rank = value if isinstance(value, list) else [value] * shape.ranks
                 limits = tuple(limit * context.chunks for limit in per_rank)

@@ -98,20 +98,20 @@ class ScheduleFile:
 
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
-        operations = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
-        rows = lanes.instruction_id.astype(np.int64)[operations]
-        rows = rows if self.origin is None else self.origin[rows]
+        rows = lanes.instruction_id if self.origin is None else self.origin[lanes.instruction_id]
         row = -2 if position is None else int(self.schedule.columns.offsets[w]) + position
-        for i in operations[rows == row][:1].tolist():  # drawn, see `schedule_source`
+        for i in np.flatnonzero(rows == row)[:1].tolist():  # drawn, see `schedule_source`
             return w, float(lanes.start[i]), float(lanes.end[i])
         return w, 0.0, lanes.span
+
+
+Source = Run | ScheduleFile
 
 
 def schedule_source(
     path: Path,
     schedule: Schedule,
     profile: Profile | None = None,
-    left_out: Iterable[str] = (),
     limits: Limits = None,
 ) -> ScheduleFile:
     """Check and time a schedule as if read from `path`, and mark violations in its lanes."""
@@ -140,7 +140,7 @@ def schedule_source(
     del graph
     if is_large:
         release_memory()
-    return ScheduleFile(path, schedule, timeline, lanes, findings, origin, left_out=tuple(left_out))
+    return ScheduleFile(path, schedule, timeline, lanes, findings, origin)
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
@@ -152,17 +152,11 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
     return ScheduleFile(path, source.schedule, executed, lanes, check(source.schedule), executed=True)
 
 
-def load_source(path: str | Path) -> Run | ScheduleFile:
-    """Load the run directory or schedule file at `path` as `load_sources` does."""
-    (source,) = load_sources([path])
-    return source
-
-
 Prices = Callable[[Path, Schedule], Profile | None]
 """(path, schedule) -> prices of its instructions; None if unknown."""
 
 
-def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> list[Run | ScheduleFile]:
+def load_sources(paths: Sequence[Path], prices: Prices | None = None) -> list[Source]:
     """Load the run directories and schedule files at `paths`, for one page.
 
     Args:
@@ -171,11 +165,11 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
 
     Raises RecycleError if a path is neither.
     """
-    return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _profile_next_to)
+    return _priced([(path, _run_or_schedule(path)) for path in paths], prices or _profile_next_to)
 
 
-def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Run | ScheduleFile]:
-    sources: dict[int, Run | ScheduleFile] = {}
+def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Source]:
+    sources: dict[int, Source] = {}
     unpriced: dict[int, Schedule] = {}
     for place, (path, source) in enumerate(read):
         if isinstance(source, Run):
@@ -192,7 +186,7 @@ def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | N
     return [sources[place] for place in range(len(read))]
 
 
-def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
+def family_sources(shape: Shape, prices: Prices | None = None) -> list[Source]:
     """Build every family that fits, with two chunks per worker if supported; priced as in `load_sources`.
 
     Raises ScheduleError if no family takes this shape.

@@ -25,7 +25,15 @@ from recycle.plans.library import MANIFEST
 from recycle.solve.planner import plan
 from viz.run import Run
 from viz.run_files import is_run_directory, runs_in
-from viz.sources import ScheduleFile, family_sources, is_comparison, load_comparison, load_sources, schedule_source
+from viz.sources import (
+    ScheduleFile,
+    Source,
+    family_sources,
+    is_comparison,
+    load_comparison,
+    load_sources,
+    schedule_source,
+)
 from viz.what_if import WhatIf
 
 DEFAULT_PORT = 8050
@@ -149,7 +157,7 @@ def _sort_paths(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None
     return job, library, [path for path in paths if path not in (*jobs, *libraries)]
 
 
-def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
+def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Source]) -> WhatIf | None:
     runs = [source for source in sources if isinstance(source, Run)]
     if job is None and library is None and len(runs) == 1:
         with suppress(RecycleError):  # the job cannot be read or priced any more; the run's page says why
@@ -177,7 +185,7 @@ def _warm_up(what_if: WhatIf) -> None:
     threading.Thread(target=ask, name="warm-up", daemon=True).start()
 
 
-def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
+def _examples() -> tuple[list[Source], WhatIf]:
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
     what_if = _what_if_of(job)
     adaptive = what_if.outcome([Worker(1, 2)]).plan.schedule

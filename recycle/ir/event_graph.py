@@ -250,20 +250,20 @@ def _busiest(edges: Repeats, seconds: Floats) -> float:
 
 def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
     seen: dict[int, tuple[int, int]] = {}
-    path: list[float] = []
+    path: list[int] = []
     for iteration in range(len(history) - 1, -1, -1):
         last, decides = history[iteration]
         if node in seen:
             later, begin = seen[node]
-            return math.fsum(path[begin:]) / (later - iteration)
+            return math.fsum(seconds[path[begin:]].tolist()) / (later - iteration)
         seen[node] = iteration, len(path)
-        node = int(decides[node])
+        node, previous = decides.item(node), last.item  # quicker than an index
         if node < 0:
             return 0.0
-        path.append(float(seconds[node]))
-        while last[node] >= 0:
-            node = int(last[node])
-            path.append(float(seconds[node]))
+        while node >= 0:
+            path.append(node)
+            node = previous(node)
+        node = path[-1]
     return 0.0
 
 

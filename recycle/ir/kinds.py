@@ -274,8 +274,7 @@ def per_kind(value_of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike 
 
 def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
     """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
-    matches: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
-    return matches
+    return _flags((classes,) if isinstance(classes, type) else tuple(classes)).take(column)
 
 
 @reads_kinds

@@ -141,7 +141,7 @@ class Timeline(Times):
             seen.add(node)
             if node < nodes:
                 path.append(node)
-            node = int(self.last[node])
+            node = self.last.item(node)
         return path[::-1]
 
     @cached_property

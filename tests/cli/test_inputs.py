@@ -15,7 +15,7 @@ from recycle.ir import formats
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 from viz.pages.validate_page import inspect
-from viz.sources import ScheduleFile, load_source
+from viz.sources import ScheduleFile, load_sources
 
 PLAN = one_f_one_b(Shape(1, 2, 2))
 MICROSECONDS = {"F": 30, "B": 70}
@@ -84,7 +84,7 @@ def test_executed_trace_keeps_its_times(command: Command, inputs: None) -> None:
     assert figures["executed"]
     assert figures["makespan"] == pytest.approx(315e-6)
     assert command("simulate plan.json --json").json["executed"] is False
-    shown = load_source(Path("traces"))
+    shown = load_sources([Path("traces")])[0]
     assert isinstance(shown, ScheduleFile)
     assert shown.executed
     assert shown.lanes.unit == "s"

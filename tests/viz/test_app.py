@@ -18,12 +18,12 @@ from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, encode
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import lanes_view, selection_details
 from viz.pages.validate_page import MAX_BYTES
-from viz.sources import load_source
+from viz.sources import load_sources
 
 
 @pytest.fixture
 def client(schedule_file: Path) -> Any:
-    return build_app([load_source(schedule_file)], allowed_hosts=["Viewer.example"]).server.test_client()
+    return build_app(load_sources([schedule_file]), allowed_hosts=["Viewer.example"]).server.test_client()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_texts_about_lanes_have_the_unit_of_their_last_axis(healthy: Schedule) -
 
 
 def test_the_application_loads_nothing_from_elsewhere_and_limits_browsers(run_dir: Path, schedule_file: Path) -> None:
-    client = build_app([load_source(run_dir), load_source(schedule_file)]).server.test_client()
+    client = build_app(load_sources([run_dir, schedule_file])).server.test_client()
     page = client.get("/").get_data(as_text=True)
     assert "http://" not in page
     assert "https://" not in page

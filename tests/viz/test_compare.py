@@ -21,9 +21,10 @@ from viz.lane_cache import TimedLanes
 from viz.pages.compare_page import ComparePage
 from viz.pages.comparison import Comparison, align_clocks, choices, first_choice
 from viz.pages.lanes_view import lanes_view
+from viz.pages.page import Workspace
 from viz.run import Run
 from viz.run_files import load_run
-from viz.scenario import PageModel
+from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile, schedule_source
 
 Source = Run | ScheduleFile
@@ -45,7 +46,7 @@ def test_files_plans_and_executed_steps_are_offered(run_dir: Path, healthy: Sche
     assert first_choice([load_run(run_dir)]) == ["plan/0/bbbb1111", "step/0/4"]
     for key in ("file/7", "step/2/99", "../../etc/passwd", ""):
         with pytest.raises(RecycleError, match="is not one of the timelines that can be compared"):
-            Comparison.of_keys(sources, ["file/0", key])
+            Comparison.of_keys(sources, ["file/0", key], PageModel())
 
 
 def test_a_plan_is_scaled_to_the_clock_of_the_executed_step(run_dir: Path) -> None:
@@ -62,7 +63,7 @@ def test_clocks_that_differ_are_aligned_and_the_page_says_by_how_much(run_dir: P
     before = compared_timeline([run], "step/0/4").table
     ahead = np.isin(run.trace.process, [2, 3])
     run.trace = replace(run.trace, start=run.trace.start + 5.0 * ahead, end=run.trace.end + 5.0 * ahead)
-    comparison = Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"])
+    comparison = Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"], PageModel())
     executed = comparison.timelines[1]
     assert "differed by up to 5000 ms and are aligned" in comparison.notes[1]
     assert executed.table.start == pytest.approx(before.start, abs=executed.timeline.clocks.uncertainty)
@@ -74,7 +75,7 @@ def test_a_step_whose_times_no_clocks_explain_is_refused(run_dir: Path) -> None:
     late = run.trace.columns.kind == Forward.kind
     run.trace = replace(run.trace, start=run.trace.start - 5.0 * late)
     with pytest.raises(RecycleError, match="clocks contradict each other"):
-        Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"])
+        Comparison.of_keys([run], ["plan/0/bbbb1111", "step/0/4"], PageModel())
 
 
 def test_memory_limits_come_from_the_plan_else_from_the_job(run_dir: Path, tmp_path: Path, healthy: Schedule) -> None:
@@ -91,7 +92,7 @@ KEYS = ["file/0", "file/1"]
 
 @pytest.fixture
 def page(healthy: Schedule, broken: Schedule) -> ComparePage:
-    return ComparePage(lambda: [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
+    return ComparePage(Workspace([schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)]))
 
 
 def test_each_operation_has_the_difference_of_its_start(page: ComparePage) -> None:
@@ -120,7 +121,7 @@ def test_interleaved_lanes_are_one_canvas_with_room_for_all(page: ComparePage) -
 
 def test_lanes_of_other_workers_are_not_interleaved(healthy: Schedule) -> None:
     other = schedule_source(Path("other"), one_f_one_b(Shape(2, 2, 2)))
-    page = ComparePage(lambda: [schedule_source(Path("healthy"), healthy), other])
+    page = ComparePage(Workspace([schedule_source(Path("healthy"), healthy), other]))
     component = plain(page.lanes(KEYS, "later", "interleaved"))
     assert any("have different workers" in text for text in words(component))
     assert len(canvases(component)) == 2
@@ -140,7 +141,7 @@ def test_the_weight_half_of_a_whole_backward_is_named() -> None:
     """Worker 0.0 of ZB-H1 runs the weight gradient of its last micro-batch after the next input gradient."""
     shape = Shape(1, 4, 8)
     files = [schedule_source(Path("whole"), one_f_one_b(shape)), schedule_source(Path("split"), zb_h1(shape))]
-    page = ComparePage(lambda: files)
+    page = ComparePage(Workspace(files))
     texts = words(plain(page.compare(KEYS)))
     assert "the weight half of 3B0.0 on 0.3 starts" in " ".join(texts)
 
@@ -149,7 +150,7 @@ def test_schedules_with_other_stages_are_compared_by_figures_alone() -> None:
     shape = Shape(1, 4, 8)
     named = (("whole", one_f_one_b(shape), 1.0), ("chunks", zb_v(Shape(1, 4, 8, chunks=2)), 0.5))
     files = [schedule_source(Path(name), each, Profile.uniform(time, time, time)) for name, each, time in named]
-    page = ComparePage(lambda: files)
+    page = ComparePage(Workspace(files))
     texts = words(plain(page.compare(KEYS)))
     assert any("cuts the model into other stages" in text for text in texts)
     row = texts.index("period against the first")
@@ -158,13 +159,13 @@ def test_schedules_with_other_stages_are_compared_by_figures_alone() -> None:
 
 
 def test_plan_and_executed_step_are_compared_in_the_unit_of_their_axis(run_dir: Path) -> None:
-    page = ComparePage(lambda: [load_run(run_dir)])
-    keys = first_choice(page.now())
+    page = ComparePage(Workspace.from_sources([load_run(run_dir)]))
+    keys = first_choice(page.workspace.sources())
     texts = words(plain(page.compare(keys)))
     assert {"per live worker (ms)", "the same", "Both run the same instructions at the same times."} <= set(texts)
     assert {view["data-word"] for view in canvases(plain(page.lanes(keys)))} == {"ms"}
-    plan = simulate(page.now()[0].plan("bbbb1111"), PROFILE)  # type: ignore[union-attr]
-    scaled = page.comparison(keys).timelines[0].timeline
+    plan = simulate(page.workspace.sources()[0].plan("bbbb1111"), PROFILE)  # type: ignore[union-attr]
+    scaled = page.comparison(keys, Scenario()).timelines[0].timeline
     assert scaled.period / one_f_one_b_period(scaled) == pytest.approx(plan.period / one_f_one_b_period(plan))
 
 
@@ -175,5 +176,5 @@ def test_what_cannot_be_compared_says_why(page: ComparePage) -> None:
         for text in words(plain(page.lanes(["file/0", "file/9"])))
     )
     assert page.compare(["file/0"]) == page.compare(["file/0", "file/9"]) == []
-    empty = ComparePage(lambda: [])
+    empty = ComparePage(Workspace([]))
     assert "There is nothing to compare yet." in words(plain(empty.layout()))

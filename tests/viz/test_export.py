@@ -21,7 +21,7 @@ from viz.figures.boxes import boxes
 from viz.figures.svg import LANE, height_of
 from viz.lanes import LaneTable
 from viz.notebook import show_run
-from viz.sources import load_source, schedule_source
+from viz.sources import load_sources, schedule_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
 
@@ -35,10 +35,10 @@ def outside_references(page: str) -> list[str]:
 
 
 def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -> None:
-    export(tmp_path / "run.html", [load_source(run_dir)])
+    export(tmp_path / "run.html", load_sources([run_dir]))
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
-    assert page.count("Plotly.newPlot(") == 3  # one in the library itself; lanes draw their axes
+    assert page.count("Plotly.newPlot(") == 2  # lanes draw their axes
     headings = re.findall(r"<h3[^>]*>([^<]+)</h3>", page)
     assert headings == [
         f"{title}, step {step}: {what}"
@@ -52,7 +52,7 @@ def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -
 
 
 def test_a_schedule_is_a_page_with_its_figures(schedule_file: Path, tmp_path: Path) -> None:
-    export(tmp_path / "plan.html", [load_source(schedule_file)])
+    export(tmp_path / "plan.html", load_sources([schedule_file]))
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
     assert len(page) < 250_000  # lanes need no plotly.js
@@ -62,14 +62,14 @@ def test_a_schedule_is_a_page_with_its_figures(schedule_file: Path, tmp_path: Pa
 
 def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:
     broken.save(tmp_path / "a<b>&c.json")
-    export(tmp_path / "out.html", [load_source(tmp_path / "a<b>&c.json")])
+    export(tmp_path / "out.html", load_sources([tmp_path / "a<b>&c.json"]))
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "a&lt;b&gt;&amp;c.json" in page
     assert "a<b>" not in PLOTLY.sub("", page)
 
 
 def test_a_run_without_iterations_exports_a_page_but_no_svg(empty_run_dir: Path, tmp_path: Path) -> None:
-    source = load_source(empty_run_dir)
+    source = load_sources([empty_run_dir])[0]
     assert source.panels() == []
     export(tmp_path / "run.html", [source])
     assert "No iteration ran yet." in (tmp_path / "run.html").read_text(encoding="utf-8")
@@ -80,14 +80,14 @@ def test_a_run_without_iterations_exports_a_page_but_no_svg(empty_run_dir: Path,
 def test_other_exports_are_refused(schedule_file: Path, tmp_path: Path) -> None:
     from recycle.ir.families import gpipe
 
-    source = load_source(schedule_file)
+    source = load_sources([schedule_file])[0]
     with pytest.raises(RecycleError, match=r"cannot export \.pdf: use one of \.html, \.svg, \.png"):
         export(tmp_path / "plan.pdf", [source])
     with pytest.raises(RecycleError, match="cannot be written"):
         export(tmp_path / "absent" / "plan.svg", [source])
     gpipe(Shape(pipelines=16, ranks=8, micro_batches=80)).save(tmp_path / "large.json")
     with pytest.raises(RecycleError, match=f"too many for an SVG .at most {SVG_LIMIT}"):
-        export(tmp_path / "large.svg", [load_source(tmp_path / "large.json")])
+        export(tmp_path / "large.svg", load_sources([tmp_path / "large.json"]))
 
 
 def colours(path: Path) -> np.ndarray:
@@ -97,7 +97,7 @@ def colours(path: Path) -> np.ndarray:
 
 
 def test_a_png_has_every_box_in_its_colour(tmp_path: Path, schedule_file: Path, broken_timeline: Timeline) -> None:
-    export(tmp_path / "plan.png", [load_source(schedule_file)])
+    export(tmp_path / "plan.png", load_sources([schedule_file]))
     pixels = colours(tmp_path / "plan.png")
     left, top = round(22 + 3 * 6.6), 34
     per_time = (pixels.shape[1] - left - 16) / 11

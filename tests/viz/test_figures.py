@@ -16,25 +16,11 @@ from recycle.ir.instruction import OverlappedPair
 from tests.viz.components import decode
 from viz.figures import palette
 from viz.figures.boxes import boxes
-from viz.figures.charts import curves_figure, event_text
+from viz.figures.charts import event_text
 from viz.figures.svg import TEXT, label_width, svg
 from viz.lane_cache import PAIRED, encode
 from viz.lanes import LaneTable, Panel
 from viz.numbers import percent, short, signed, signed_percent, ticks
-
-
-def test_curves_mark_failures_and_returns_at_their_step() -> None:
-    metrics = [{"step": step, "loss": 5.0 - step, "live_workers": 5 if step == 1 else 6} for step in range(3)]
-    events = [
-        {"kind": "fault", "worker": "1.1", "step": 1, "time": 1.0},
-        {"kind": "checkpoint", "step": 1},
-        {"kind": "rejoined", "worker": "1.1", "step": 2},
-        {"kind": "fault", "worker": "0.1"},
-    ]
-    figure = curves_figure(metrics, events)
-    assert [list(line.y) for line in figure.data[:2]] == [[5.0, 4.0, 3.0], [6, 5, 6]]
-    assert [(note.text, note.x) for note in figure.layout.annotations] == [("1.1 failed", 1), ("1.1 back", 2)]
-    assert [shape.x0 for shape in figure.layout.shapes] == [1, 2]
 
 
 def luminance(colour: str) -> float:

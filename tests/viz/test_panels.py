@@ -122,14 +122,20 @@ def test_every_worker_has_its_busy_time_peak_and_limit(entry: TimedLanes) -> Non
 
 def test_a_heat_map_shows_the_workers_of_several_pipelines(broken_timeline: Timeline) -> None:
     entry = entry_of(broken_timeline)
-    (figure,) = [graph["figure"] for graph in of_type(plain(panels.workers(entry, entry.context)), "Graph")]
-    buttons = figure["layout"]["updatemenus"][0]["buttons"]
+
+    def buttons_of(entry: TimedLanes) -> Any:
+        (graph,) = of_type(plain(panels.workers(entry, entry.context)), "Graph")
+        return graph["figure"]["layout"]["updatemenus"][0]["buttons"]
+
+    buttons = buttons_of(entry)
     shown = {button["label"]: np.array(button["args"][0]["z"][0], dtype=float) for button in buttons}
     expected = {"busy": broken_timeline.busy, "bubble": broken_timeline.bubble}
     for name, values in expected.items():
         assert shown[name].ravel() == pytest.approx(np.array(values, dtype=float), nan_ok=True)
         assert np.isnan(shown[name]).sum() == len(broken_timeline.schedule.failed)
     assert list(shown) == [*expected, "peak memory"]
+    (busy,) = buttons_of(entry_of(simulate(one_f_one_b(Shape(2, 2, 2)))))[0]["args"]
+    assert (busy["zmin"], busy["zmax"]) == (0, 6)  # equal values fill the scale
 
 
 def test_search_results_have_the_reason_of_their_start(entry: TimedLanes) -> None:

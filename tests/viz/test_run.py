@@ -18,7 +18,7 @@ from recycle.runs.report import TimePart
 from tests.viz.components import canvases, drawn, graphs, of_type, plain, words
 from tests.viz.conftest import PROFILE
 from viz.app import build_app
-from viz.figures.charts import FILLS, INTERRUPTIONS, over_time_figure, parts_figure
+from viz.figures.charts import FILLS, INTERRUPTIONS, over_time_figure
 from viz.kinds import label
 from viz.lanes import Flag
 from viz.numbers import short
@@ -28,8 +28,8 @@ from viz.pages.report_page import ReportPage, clipped, part_rows
 from viz.pages.run_page import RunPage
 from viz.pages.runs_page import RunsPage, summary
 from viz.run import Run
-from viz.run_files import LiveRun, load_run
-from viz.sources import load_source
+from viz.run_files import load_run
+from viz.sources import load_sources
 
 DEAD = (Worker(1, 1),)
 
@@ -119,7 +119,7 @@ def test_runs_are_opened_by_folder_or_link_and_other_paths_are_refused(run_dir: 
     runs = tmp_path / "runs"
     shutil.copytree(run_dir, runs / "one")
     (runs / "latest").symlink_to("one")
-    source = load_source(runs / "latest")
+    source = load_sources([runs / "latest"])[0]
     assert isinstance(source, Run)
     assert source.path == runs / "one"
     refused = [
@@ -129,22 +129,22 @@ def test_runs_are_opened_by_folder_or_link_and_other_paths_are_refused(run_dir: 
     ]
     for path, message in refused:
         with pytest.raises(RecycleError, match=message):
-            load_source(path)
+            load_sources([path])[0]
     for number in range(6):
         (runs / str(number) / "logs").mkdir(parents=True)
     with pytest.raises(RecycleError, match=r"runs: contains 7 run.s.: pass a path"):
-        load_source(runs)
+        load_sources([runs])[0]
 
 
 @pytest.fixture
 def page(run_dir: Path) -> RunPage:
-    return RunPage(LiveRun(load_run(run_dir)))
+    return RunPage(Workspace.from_sources([load_run(run_dir)]))
 
 
 def test_a_step_shows_planned_and_executed_lanes_of_an_attempt(page: RunPage) -> None:
     views, options, attempt, hidden = page.timelines(4, None)
     assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
-    assert [view["data-name"] for view in canvases(plain(views))] == ["run-planned", "run-executed"]
+    assert [view["data-name"] for view in canvases(plain(views))] == ["run0-planned", "run0-executed"]
     for table in (lanes.table for lanes in drawn(page.cache, views)):
         assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
@@ -161,7 +161,7 @@ def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     lines[4]["eval_loss"] = 4.125
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = RunPage(LiveRun(load_run(run_dir)))
+    page = RunPage(Workspace.from_sources([load_run(run_dir)]))
     assert "evaluation loss 4.125 after step 4" in page.facts()
     (_, executed, evaluated), (_, after) = (
         [entry.table for entry in drawn(page.cache, page.timelines(step, None)[0])] for step in (4, 5)
@@ -173,7 +173,7 @@ def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("further_deaths", "text"),
     [
-        ([0, 1], "0 more hosts of stage 0 can fail without losing an optimizer shard"),
+        ([0, 1], "0 more hosts of each stage can fail without losing an optimizer shard"),
         ([1, 1], "1 more host of each stage can fail without losing an optimizer shard"),
         ([0, "spoilt"], None),
     ],
@@ -183,13 +183,13 @@ def test_a_run_shows_how_many_further_failures_keep_all_shards(
 ) -> None:
     with (run_dir / "events.jsonl").open("a") as file:
         file.write(json.dumps({"time": 9.0, "kind": "shards", "step": 5, "further_deaths": further_deaths}) + "\n")
-    facts = [fact for fact in RunPage(LiveRun(load_run(run_dir))).facts() if "optimizer shard" in fact]
+    facts = [fact for fact in RunPage(Workspace.from_sources([load_run(run_dir)])).facts() if "optimizer shard" in fact]
     assert facts == ([] if text is None else [text])
 
 
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
     run = load_run(run_dir)
-    (table,) = of_type(plain(ReportPage(LiveRun(run)).plans_in_use()), "Tbody")
+    (table,) = of_type(plain(ReportPage(Workspace.from_sources([run])).plans_in_use()), "Tbody")
     rows = [words(row) for row in table["children"]]
     period = short(simulate(run.plan("bbbb1111"), PROFILE).period, 6)
     assert rows[1] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", period, "–", "–", "212 ms"]
@@ -198,25 +198,25 @@ def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> 
 
 def test_a_run_without_new_lines_counts_as_stalled(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     path = make_run(tmp_path / "run", live=True)
-    assert RunPage(LiveRun(load_run(path))).facts()[-1] == "running"
+    assert RunPage(Workspace.from_sources([load_run(path)])).facts()[-1] == "running"
     for file in path.rglob("*"):
         os.utime(file, (1e9, 1e9))
-    assert RunPage(LiveRun(load_run(path))).facts()[-1] == "ended early or stalled"
+    assert RunPage(Workspace.from_sources([load_run(path)])).facts()[-1] == "ended early or stalled"
 
 
 def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     path = make_run(tmp_path / "run", live=True)
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:-2]))  # two steps more are in the logs
-    page = RunPage(LiveRun(load_run(path)))
+    page = RunPage(Workspace.from_sources([load_run(path)]))
     assert page.run.trace.steps[-1] == 8
     assert page.newest_step() == page.slider()["value"] == 6
 
 
 def test_an_empty_run_has_pages_without_figures(empty_run_dir: Path) -> None:
-    live = LiveRun(load_run(empty_run_dir))
-    views, *_ = RunPage(live).timelines(0, None)
-    texts = words([plain(RunPage(live).layout()), plain(ReportPage(live).layout()), plain(views)])
+    workspace = Workspace.from_sources([load_run(empty_run_dir)])
+    page = RunPage(workspace)
+    texts = words([plain(each) for each in (page.layout(), ReportPage(workspace).layout(), page.timelines(0, None)[0])])
     assert {"No step is committed yet.", "No iteration ran yet.", "Nothing has run yet."} <= set(texts)
 
 
@@ -244,7 +244,7 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     (path / "logs").rename(path / "aside")
     metrics = (path / "metrics.jsonl").read_text()
     (path / "metrics.jsonl").unlink()
-    client = build_app([load_source(path)]).server.test_client()
+    client = build_app(load_sources([path])).server.test_client()
     (path / "aside").rename(path / "logs")
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)
@@ -257,7 +257,7 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
 
 @pytest.fixture
 def times(run_dir: Path) -> ReportPage:
-    return ReportPage(LiveRun(load_run(run_dir)))
+    return ReportPage(Workspace.from_sources([load_run(run_dir)]))
 
 
 def test_iterations_and_changes_are_drawn_at_their_times(times: ReportPage) -> None:
@@ -275,14 +275,17 @@ def test_iterations_and_changes_are_drawn_at_their_times(times: ReportPage) -> N
     assert [note.text for note in figure.layout.annotations] == [change.what for change in report.changes]
 
 
-def test_the_bar_and_the_table_have_every_part_and_add_up(times: ReportPage) -> None:
-    report = times.run.report
-    bars = {bar.name: bar.x[0] for bar in parts_figure(report).data}
-    assert sum(bars.values()) == pytest.approx(100)
+def test_the_bars_of_the_parts_continue_each_other_and_add_up(times: ReportPage) -> None:
+    report, end = times.run.report, 0.0
     rows = part_rows(report)
-    assert sum(float(str(row[1])) for row in rows) == pytest.approx(report.wall, abs=0.01)
-    assert set(bars) <= {row[0] for row in rows}
-    assert len(set(FILLS.values())) == len(TimePart)
+    assert sum(float(row[2]) for row in rows) == pytest.approx(report.wall, abs=0.01)
+    for _, ledger, *_ in rows:
+        style = ledger.children[0].style
+        assert float(style["marginLeft"].rstrip("%")) == pytest.approx(end, abs=0.002)
+        end += float(style["width"].rstrip("%"))
+    assert end == pytest.approx(100, abs=0.01)
+    assert FILLS.keys() == set(TimePart)
+    assert len({FILLS[part] for part in INTERRUPTIONS}) == len(INTERRUPTIONS)
 
 
 def test_a_range_of_the_time_has_parts_that_add_up_to_it(times: ReportPage) -> None:

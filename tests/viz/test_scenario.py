@@ -27,6 +27,7 @@ from viz.lanes import LaneTable, Marks
 from viz.numbers import percent, short
 from viz.pages import panels
 from viz.pages.compare_page import ComparePage
+from viz.pages.page import Workspace
 from viz.pages.scenario import curves
 from viz.pages.scoreboard_page import OVER, ScoreboardPage, rank
 from viz.scenario import PageModel, Scenario, prices_of_file
@@ -204,9 +205,9 @@ def test_every_figure_of_every_page_is_the_simulators(seeds: range) -> None:
 
 def page_texts(files: list[ScheduleFile], model: PageModel, scenario: Scenario) -> dict[str, list[str]]:
     """The texts of the scoreboard by schedule, and of the comparison's figures."""
-    (table,) = of_type(plain(ScoreboardPage(files, model).content(scenario)), "Tbody")
+    (table,) = of_type(plain(ScoreboardPage(Workspace(files, cache=model)).content(scenario)), "Tbody")
     rows = [words(row) for row in table["children"]]
-    compared = ComparePage(lambda: files, model)
+    compared = ComparePage(Workspace(files, cache=model))
     cards = plain(compared.compare([f"file/{place}" for place in range(3)], scenario=scenario))
     columns = [words(row)[1:4] for row in of_type(cards[0], "Tbody")[0]["children"]]
     names = [words(row)[0] for row in of_type(cards[0], "Tbody")[0]["children"]]

@@ -18,7 +18,9 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.plans import Move, Plan
 from tests.hostile import any_bytes, mutated
 from tests.viz.components import canvases, of_type, plain, words
-from viz.pages.schedule_page import SchedulePage
+from viz.lane_cache import plan_of
+from viz.pages.page import Workspace
+from viz.pages.schedule_page import SchedulePage, layout_of
 from viz.pages.scoreboard_page import rank, times_text
 from viz.pages.validate_page import MAX_BYTES, ValidatePage, inspect, printable, read_dropped
 from viz.scenario import PageModel
@@ -45,7 +47,7 @@ def test_files_of_unlike_chunks_have_the_same_work_and_the_page_says_so(saved: t
     assert [periods(files(path)) for path in saved] == [[33], [48]]  # alone each chunk takes 1
     both = files(*saved)
     assert periods(both) == [33, 24]
-    assert times_text(both).endswith("so for a chunk 1 in 1f1b.json; 0.5 in zb-v.json.")
+    assert times_text(both).endswith("1/V for each of its V chunks.")
     assert times_text(files(saved[0], saved[0])) == ""
 
 
@@ -167,13 +169,13 @@ def test_any_dropped_content_is_read_or_refused(content: bytes, name: str) -> No
 def answered(schedule: Schedule) -> Any:
     """What the page answers to a file, as the browser gets it."""
     contents = "data:;base64," + base64.b64encode(schedule.dumps().encode()).decode()
-    return plain([*ValidatePage().answer(contents, "mine.json")])
+    return plain([*ValidatePage(Workspace()).answer(contents, "mine.json")])
 
 
 def test_findings_have_rule_place_message_and_hint(broken: Schedule) -> None:
     programs = {**broken.text(), "0.0": "0F0.0 0F0.1 0F0.1 0B0.0 0B0.1"}
     component = answered(Schedule.from_text(broken.shape, programs, failed=["1.1"]))
-    assert {"mine.json: Not valid (1 error, 0 warnings)", "duplicate", "0.0 #2", "0F0.1"} <= set(words(component))
+    assert {"mine.json: 1 error", "duplicate", "0.0 #2", "0F0.1"} <= set(words(component))
     assert of_type(component, "Abbr")[0]["title"] == explain("duplicate").documentation  # type: ignore[union-attr]
     (button,) = of_type(component, "Button")
     assert json.loads(button["data-places"]) == [[0, 2.0, 3.0], [0, 1.0, 2.0]]  # its place, and what it repeats
@@ -188,13 +190,12 @@ def moved_plan(moved: Schedule) -> Schedule:
 
 
 def test_the_layout_lists_hosted_and_copied_layers(moved_plan: Schedule) -> None:
-    page = SchedulePage([schedule_source(Path("moved.json"), moved_plan)])
-    texts = words(plain(page.layout_of(page.files[0])))
+    texts = words(plain(layout_of("Layout", moved_plan, plan_of(moved_plan))))
     assert texts[5:8] == ["0.0", "0–4", "2–4 from 1.1"]
     assert texts[9:11] == ["1.0", "0–1"]
     placement = {"0.0": (0, 2), "0.1": (1, 3)}
     several = Schedule.from_text(Shape(1, 2, 1, 2, cut=(2, 3, 1, 2)), {}, placement=placement)
-    assert "0–1, 5" in words(plain(page.layout_of(schedule_source(Path("several.json"), several))))
+    assert "0–1, 5" in words(plain(layout_of("Layout", several, None)))
 
 
 def test_the_bound_of_a_cut_is_shown_where_the_period_is_the_plans(moved_plan: Schedule) -> None:
@@ -205,9 +206,9 @@ def test_the_bound_of_a_cut_is_shown_where_the_period_is_the_plans(moved_plan: S
 
 def test_a_deadlock_is_drawn_next_to_a_schedule_that_runs(broken: Schedule) -> None:
     stuck = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    page = SchedulePage([schedule_source(Path(name), file) for name, file in (("runs", broken), ("stuck", stuck))])
+    page = SchedulePage(Workspace([schedule_source(Path("runs"), broken), schedule_source(Path("stuck"), stuck)]))
     assert any(text.startswith("stuck: ") and "deadlocks" in text for text in words(plain(page.layout())))
-    assert {view["data-span"] for view in canvases(plain(page.timelines()))} == {"11.0"}
+    assert {view["data-span"] for view in canvases(plain(page.layout().lanes))} == {"11.0"}
     runs, deadlocks = rank(page.files, page.cache)
     assert (runs.figures["makespan"].value, runs.figures["bound"].value) == ("11", "10 (gap 10 %)")
     assert deadlocks.figures == {}
@@ -225,4 +226,4 @@ def test_a_send_or_receive_of_a_deadlock_is_framed_where_it_is() -> None:
     for (worker, position), (lane, start, end) in zip(involved, file.places(finding), strict=True):
         drawn = [i for i in range(*table.offsets[lane : lane + 2]) if (table.start[i], table.end[i]) == (start, end)]
         assert programs[str(worker)].split()[position] in [str(table.instruction(i)) for i in drawn]
-    assert SchedulePage([file]).first_panel == "findings"
+    assert SchedulePage(Workspace([file])).first_panel == "findings"

@@ -15,6 +15,7 @@ from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
 from viz.figures.charts import rate_steps
+from viz.pages.page import Workspace
 from viz.pages.systems_page import SystemsPage
 from viz.sources import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 
@@ -69,7 +70,7 @@ def test_only_visible_pauses_are_drawn() -> None:
 
 
 def test_the_page_shows_the_chosen_trace(comparison: SystemComparison) -> None:
-    page = SystemsPage(comparison, "comparison.json", "systems0")
+    page = SystemsPage(Workspace(comparisons={"comparison.json": comparison}))
     first = plain(page.layout())
     (choice,) = of_type(first, "Dropdown")
     assert [option["label"] for option in choice["options"]] == ["one.csv (2 failures)", "two.csv (2 failures)"]

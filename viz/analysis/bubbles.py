@@ -219,12 +219,9 @@ class RangeStatistics(NamedTuple):
     rerouted: float
     idle: dict[IdlePart, tuple[float, Gap]]
 
-    @property
-    def total(self) -> float:
-        return (self.end - self.begin) * self.workers
-
     def share(self, seconds: float) -> float:
-        return seconds / self.total if self.total else 0.0
+        total = (self.end - self.begin) * self.workers
+        return seconds / total if total else 0.0
 
 
 def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -> RangeStatistics:

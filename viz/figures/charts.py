@@ -34,8 +34,6 @@ from viz.sources import SystemResult, TraceSummary
 
 Mark = tuple[float, str, tuple[str, str]]
 """(position, text or "", (color, dash of the line))."""
-EVENTS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
-"""Events with a line; the table of events has the others."""
 MARKS = {
     "failure": (FAILURE, "solid"),
     "restart": (FAILURE, "dashdot"),
@@ -48,21 +46,21 @@ MARKS = {
 }
 """Color and dash of the line at a change; the text next to it names the change."""
 FILLS = {
-    TimePart.USEFUL: (FORWARD.fill, ""),
-    TimePart.REPLAYING: (REDUNDANT.fill, ""),
-    TimePart.WAITING: (UNCHANGED.fill, ""),
-    TimePart.REDONE: (FAILURE, ""),
-    TimePart.PLANNING: (BACKWARD_WEIGHT.fill, ""),
-    TimePart.FORMING: (COMMUNICATION.fill, ""),
-    TimePart.MOVING: (RECOVERY, ""),
-    TimePart.CHECKPOINTING: (NO_PARTNER.fill, ""),
-    TimePart.EVALUATING: (REDUNDANT.fill, "/"),
-    TimePart.STARTING: (OPTIMIZER.fill, "/"),
-    TimePart.ENDING: (OPTIMIZER.fill, "x"),
+    TimePart.USEFUL: FORWARD.fill,
+    TimePart.REPLAYING: REDUNDANT.fill,
+    TimePart.WAITING: UNCHANGED.fill,
+    TimePart.REDONE: FAILURE,
+    TimePart.PLANNING: BACKWARD_WEIGHT.fill,
+    TimePart.FORMING: COMMUNICATION.fill,
+    TimePart.MOVING: RECOVERY,
+    TimePart.CHECKPOINTING: NO_PARTNER.fill,
+    TimePart.EVALUATING: REDUNDANT.fill,
+    TimePart.STARTING: OPTIMIZER.fill,
+    TimePart.ENDING: OPTIMIZER.fill,
 }
-"""Color and hatch of each part of the time."""
+"""Color of each part of the time."""
 INTERRUPTIONS = TimePart.REDONE, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.CHECKPOINTING
-"""Parts with a band over the time, in the colors of the bar of parts."""
+"""Parts with a band over the time, in the colors of the table of parts."""
 MAX_TEXTS, LONGEST_TEXT = 24, 26
 """Maximum number of changes with a text, and characters of a text; beyond, only lines are drawn."""
 ROWS, ROW = 3, 16
@@ -77,17 +75,6 @@ LEGEND_ABOVE = {
 BARS = {"yaxis": {"autorange": "reversed", "automargin": True}}
 UPRIGHT = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-
-
-def shares_figure(names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], tuple[str, str]]]) -> go.Figure:
-    """Return a stacked bar per name with the percents of each part, given as (percents, (color, hatch))."""
-    figure = go.Figure()
-    for part, (percents, (colour, hatch)) in parts.items():
-        marker = {"color": colour, "pattern": {"shape": hatch, "fgcolor": PAPER, "size": 6}}
-        hover = f"%{{y}} {part} %{{x:.3g}} %<extra></extra>"
-        figure.add_bar(orientation="h", x=percents, y=names, name=part, marker=marker, hovertemplate=hover)
-    layout = frame(116 + _BAR * len(names), 40, BOTTOM) | LEGEND_ABOVE | BARS
-    return figure.update_layout(layout, barmode="stack", xaxis=titled_axis("per cent of the time", **FROM_ZERO))
 
 
 def titled_axis(title: str, **options: Any) -> dict[str, Any]:
@@ -212,19 +199,9 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) ->
     figure = run_figure({"": timed}, columns, "time", marks)
     for span in report.spans:
         if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall:
-            band = {"type": "rect", "fillcolor": FILLS[span.part][0], "line": {"width": 0}, "opacity": 0.3}
+            band = {"type": "rect", "fillcolor": FILLS[span.part], "line": {"width": 0}, "opacity": 0.3}
             figure.add_shape(UPRIGHT | band, x0=span.start, x1=span.end, layer="below")
     return figure
-
-
-def curves_figure(metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return losses and live workers over the steps of a run."""
-    marks = [
-        (event["step"], event_text(event), EVENTS[event["kind"]])
-        for event in events
-        if event.get("kind") in EVENTS and is_number(event.get("step"))
-    ]
-    return run_figure({"": metrics}, ("loss", "live_workers"), "step", marks)
 
 
 def event_text(event: Mapping[str, Any]) -> str:
@@ -239,11 +216,6 @@ def event_text(event: Mapping[str, Any]) -> str:
 def _mark(change: GenerationChange, count: int) -> Mark:
     text = change.what if len(change.what) <= LONGEST_TEXT else f"{change.what[: LONGEST_TEXT - 1]}…"
     return change.time, text if count <= MAX_TEXTS else "", MARKS[change.kind]
-
-
-def parts_figure(report: RunReport) -> go.Figure:
-    shares = {part: 100 * seconds / (report.wall or 1.0) for part, seconds in report.parts.items()}
-    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items() if share >= 0.01})
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -290,15 +262,17 @@ def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> 
 
 def workers_figure(shape: Shape, columns: Mapping[str, Sequence[float | None]]) -> go.Figure:
     """Return a heat map of ranks and pipelines, with a button for each column of numbers by worker; None is a gap."""
-    size = shape.pipelines, shape.ranks
-    grids = {name: np.array(values, dtype=object).reshape(size).tolist() for name, values in columns.items()}
-    buttons = [
-        {"label": name, "method": "restyle", "args": [{"z": [grid], "colorbar.title.text": name}]}
-        for name, grid in grids.items()
-    ]
-    name, grid = next(iter(grids.items()))
-    hover = "worker %{y}.%{x}: %{z:.4g}<extra></extra>"
-    heat = go.Heatmap(z=grid, colorscale="Cividis", hovertemplate=hover, colorbar={"title": name})
+    size: Any = shape.pipelines, shape.ranks
+    scales: list[dict[str, Any]] = []
+    for name, values in columns.items():
+        known = {value for value in values if value is not None}
+        lowest = min(known) if len(known) > 1 else 0.0  # the scale of equal values begins at 0
+        grid = np.array(values, dtype=object).reshape(size).tolist()
+        scale = {"zmin": lowest, "zmax": max(known, default=0.0) or 1.0, "colorbar.title.text": name}
+        scales.append({"z": [grid], **scale})
+    buttons = [{"label": scale["colorbar.title.text"], "method": "restyle", "args": [scale]} for scale in scales]
+    hover, bar = "worker %{y}.%{x}: %{z:.4g}<extra></extra>", {"title": {"side": "right"}}
+    heat = go.Heatmap({**scales[0], "z": scales[0]["z"][0]}, colorscale="Cividis", hovertemplate=hover, colorbar=bar)
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     menu = {"type": "buttons", "direction": "right", "buttons": buttons, "showactive": False, **place}
     titles = "pipeline", "rank (failed workers are empty)"
@@ -357,23 +331,21 @@ def rate_steps(system: SystemResult) -> tuple[list[float], list[float]]:
 def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
     """Return a bar of committed samples per second per system, with lines for no failures and for the ideal."""
     figure = go.Figure()
-    names = [system.name for system in systems]
+    fitting = [system for system in systems if system.fits]
     figure.add_bar(
         orientation="h",
-        x=[system.goodput for system in systems],
-        y=names,
+        x=[system.goodput for system in fitting],
+        y=[system.name for system in fitting],
         marker={"color": COLOURS[0]},
-        text=[f"{system.goodput:.4g}" if system.fits else "does not fit" for system in systems],
-        textposition=["auto" if system.fits else "outside" for system in systems],
+        texttemplate="%{x:.4g}",
         hovertemplate="%{y}: %{x:.5g} samples/s<extra></extra>",
-        showlegend=False,
     )
     scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
     for row, (name, rate) in enumerate(scaled.items()):
         note = {"text": f"{name}, fault-scaled: {rate:.4g}", "yshift": 18 * row, "font": {"size": 11, "color": MUTED}}
         line = {"color": FAILURE, "width": 1.5, "dash": "dash" if row else "solid"}
         figure.add_vline(rate, line=line, annotation={**_NOTE, **note})
-    layout = frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM) | BARS
+    layout = frame(90 + _BAR * len(fitting), 30 + 20 * len(scaled), BOTTOM) | BARS
     return figure.update_layout(layout, xaxis=titled_axis("samples per second", **FROM_ZERO))
 
 
@@ -383,8 +355,13 @@ def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     causes = dict.fromkeys(
         cause for system in fitting for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds
     )
-    parts = {}
+    figure, names = go.Figure(), [system.name for system in fitting]
     for place, cause in enumerate(causes):
         shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in fitting]
-        parts[cause] = shares, (COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)])
-    return shares_figure([system.name for system in fitting], parts)
+        hatch = {"shape": SHAPES[place % len(SHAPES)], "fgcolor": PAPER, "size": 6}
+        marker, hover = {"color": COLOURS[place % len(COLOURS)], "pattern": hatch}, f"%{{y}} {cause} %{{x:.3g}} %"
+        figure.add_bar(
+            orientation="h", x=shares, y=names, name=cause, marker=marker, hovertemplate=f"{hover}<extra></extra>"
+        )
+    layout = frame(116 + _BAR * len(names), 40, BOTTOM) | LEGEND_ABOVE | BARS
+    return figure.update_layout(layout, barmode="stack", xaxis=titled_axis("per cent of the time", **FROM_ZERO))

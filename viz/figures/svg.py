@@ -40,8 +40,8 @@ SMALLEST = 0.75
 """Smallest factor by which labels shrink to fit their boxes."""
 BAND_HEIGHT = 26 / 30
 """Height of a failed worker's band in lanes."""
-LABELLED = 20_000
-"""Maximum operations for boxes with labels."""
+SVG_LIMIT = 20_000
+"""Maximum operations of an SVG, and of boxes with labels: lines would be thinner than a pixel."""
 NAME = 14
 """Smallest height of lanes that are all named."""
 Anchor = Literal["start", "middle", "end"]
@@ -155,7 +155,7 @@ def _panel(panel: Panel, left: float, top: float, width: float, height: float) -
 
 def is_labelled(panel: Panel, row: float) -> bool:
     """Return whether operations have labels, in lanes of `row` pixels."""
-    return row >= TEXT and len(panel.table) <= LABELLED
+    return row >= TEXT and len(panel.table) <= SVG_LIMIT
 
 
 def _bracket(left: float, right: float, bottom: float, text: str) -> Iterator[Shape]:

@@ -29,5 +29,5 @@ PAGES: tuple[type[Page], ...] = (
 
 def open_pages(workspace: Workspace) -> list[Page]:
     """Create the pages for a workspace's content, in the order of their tabs, and store them in the workspace."""
-    workspace.pages = [page for kind in PAGES for page in kind.pages_of(workspace)]
+    workspace.pages = [kind(workspace, place) for kind in PAGES for place in range(kind.count(workspace))]
     return workspace.pages

@@ -45,12 +45,11 @@ SLOTS = ("page", "controls", "lanes", "panels")
 """Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
 
-def bench(pages: Sequence[Page], first: html.Div | Mode, given: tuple[Profile, float] | None = None) -> list[html.Div]:
+def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[html.Div]:
     """Build the pages without lanes, and the workbench with lanes and dock.
 
     Args:
-        pages: all pages of the application; each gets its places here.
-        first: content of the first page; other pages are filled when opened, see `slots`.
+        pages: all pages of the application; each gets its places here. Only the first is filled, see `slots`.
         given: see `Workspace.given`.
     """
     first_content = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
@@ -59,7 +58,7 @@ def bench(pages: Sequence[Page], first: html.Div | Mode, given: tuple[Profile, f
         _panel(name, title, [*page_parts.get(name, []), html.Div(first_content.get(name), id=panel_id(name))])
         for name, title in PANEL_TITLES.items()
     ]
-    filled = slots(first)
+    filled = slots(pages[0])
     page_slots = {
         slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in pages] for slot in SLOTS
     }
@@ -80,13 +79,15 @@ def bench(pages: Sequence[Page], first: html.Div | Mode, given: tuple[Profile, f
     return [parts.div("pages", *page_slots["page"]), workbench]
 
 
-def slots(content: html.Div | Mode) -> dict[str, list[Any]]:
+def slots(page: Page) -> dict[str, list[Any]]:
+    """Return the current content of a page's places."""
+    page.refresh()
+    content = page.layout()
     if not isinstance(content, Mode):
         return {"page": [content]}
-    block = {} if content.identifier is None else {"id": content.identifier}
     return {
         "controls": list(content.controls),
-        "lanes": [html.Div(content.lanes, className="through", **block)],
+        "lanes": [html.Div(content.lanes, className="through", id=page.name("lanes"))],
         "panels": [_panel(title.split()[0].lower(), title, panel) for title, panel in content.panels.items()],
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -32,9 +32,7 @@ from viz.pages.comparison import (
 from viz.pages.lanes_view import cached_response, lanes_view
 from viz.pages.page import Mode, Page, Workspace, keep_in_address
 from viz.pages.scenario import INPUTS
-from viz.run import Run
-from viz.scenario import PageModel, Scenario
-from viz.sources import ScheduleFile
+from viz.scenario import AS_GIVEN, Scenario
 
 MAX_COMPARED = 4
 MAX_BYTES = 100_000_000
@@ -49,20 +47,18 @@ class ComparePage(Page):
     has_lanes, first_panel = True, "differences"
     invitation = "Both on one axis: which instructions start later, where the time goes, where they first differ."
 
-    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: PageModel | None = None) -> None:
-        super().__init__(cache)
-        self.now = now
+    def __init__(self, workspace: Workspace, place: int = 0) -> None:
+        super().__init__(workspace, place)
         self.shades: BoundedCache[str, bytes] = BoundedCache(MAX_BYTES, len)
         self._last: tuple[Any, Comparison] | None = None
-        self._lock, self._answering = threading.Lock(), threading.Lock()
+        self._answering = threading.Lock()
 
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        is_enough = workspace.runs or len(workspace.files) > 1
-        return [cls(workspace.sources, workspace.cache)] if is_enough else []
+    def count(cls, workspace: Workspace) -> int:
+        return bool(workspace.runs or len(workspace.files) > 1)
 
     def layout(self) -> Mode:
-        titles = {key: title for key, (title, _) in choices(self.now()).items()}
+        titles = {key: title for key, (title, _) in choices(self.workspace.sources()).items()}
         if len(titles) < 2:
             hint = "Pass two schedule files, or a run directory with an executed step:"
             hint += " recycle view fault-free.json adaptive.json"
@@ -71,7 +67,7 @@ class ComparePage(Page):
         controls = parts.div(
             "controls",
             html.Span("Compared with the first:"),
-            dcc.Dropdown(titles, first_choice(self.now()), id=self.name("chosen"), **options),
+            dcc.Dropdown(titles, first_choice(self.workspace.sources()), id=self.name("chosen"), **options),
             parts.div(
                 "choices",
                 _choice("Color", self.name("colour"), _COLOURS),
@@ -80,7 +76,7 @@ class ComparePage(Page):
             ),
         )
         panels = {"Differences": [controls, parts.loading_area(self.name("answer"))]}
-        return Mode([], panels, identifier=self.name("lanes"))
+        return Mode([], panels)
 
     def lanes(
         self,
@@ -88,7 +84,7 @@ class ComparePage(Page):
         colour: Colour = "later",
         arrangement: LaneArrangement = "stacked",
         ghost: bool = False,
-        scenario: Scenario | None = None,
+        scenario: Scenario = AS_GIVEN,
     ) -> list[Any]:
         if len(keys) < 2:
             return [parts.empty_state("Choose two or more to compare.")]
@@ -119,13 +115,10 @@ class ComparePage(Page):
             return [parts.problems(ignored), parts.div("linked", view, *legends)]
         views = [lanes_view(first.title, first, f"{self.prefix}-0", self.cache, **common)]
         for place, (item, shade, legend) in enumerate(zip(others, shades, legends, strict=True), 1):
-            own: dict[str, Any] = {
-                "extra": {"data-shades": json.dumps([shade])},
-                "legend": legend,
-                "ghost": first if ghost and first.table.workers == item.table.workers else None,
-            }
-            name = f"{self.prefix}-{place}"
-            views.append(lanes_view(item.title, item, name, self.cache, place=place, **common, **own))
+            name, extra = f"{self.prefix}-{place}", {"data-shades": json.dumps([shade])}
+            outline = first if ghost and first.table.workers == item.table.workers else None
+            looks: Any = {"extra": extra, "legend": legend, "ghost": outline, **common}
+            views.append(lanes_view(item.title, item, name, self.cache, place=place, **looks))
         return [parts.problems(ignored), parts.div("linked", *views)]
 
     def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:
@@ -142,7 +135,7 @@ class ComparePage(Page):
         }
 
     def compare(
-        self, keys: Sequence[str], arrangement: LaneArrangement = "stacked", scenario: Scenario | None = None
+        self, keys: Sequence[str], arrangement: LaneArrangement = "stacked", scenario: Scenario = AS_GIVEN
     ) -> list[Any]:
         """Build the content below the lanes: figures, parts of the difference, times of instructions."""
         if len(keys) < 2:
@@ -159,14 +152,13 @@ class ComparePage(Page):
         release_memory()
         return cards
 
-    def comparison(self, keys: Sequence[str], scenario: Scenario | None = None) -> Comparison:
+    def comparison(self, keys: Sequence[str], scenario: Scenario) -> Comparison:
         """Return `Comparison.of_keys` for the first MAX_COMPARED keys, computed once."""
-        with self._lock:
-            request = (tuple(keys[:MAX_COMPARED]), list(self.now()), scenario)
-            if self._last is None or self._last[0] != request:
-                self._last = request, Comparison.of_keys(request[1], request[0], self.cache, scenario)
-                release_memory()
-            return self._last[1]
+        request = (tuple(keys[:MAX_COMPARED]), list(self.workspace.sources()), scenario)
+        if self._last is None or self._last[0] != request:
+            self._last = request, Comparison.of_keys(request[1], request[0], self.cache, scenario)
+            release_memory()
+        return self._last[1]
 
     def register(self, app: Dash) -> None:
         chosen, arrangement = self.input("chosen", "value"), self.input("arrangement", "value")

@@ -34,8 +34,8 @@ from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.pages import parts
 from viz.pages.panels import kind_name
 from viz.run import Choices, Run
-from viz.scenario import PageModel, Scenario
-from viz.sources import Place, ScheduleFile
+from viz.scenario import AS_GIVEN, PageModel, Scenario
+from viz.sources import Place, Source
 
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
@@ -45,7 +45,6 @@ PARTS_CAPTION = (
     " makespan and their differences to the difference. Memory limits count where they are known."
 )
 LaneArrangement = Literal["stacked", "interleaved"]
-Source = Run | ScheduleFile
 
 
 def choices(sources: Sequence[Source]) -> Choices:
@@ -103,14 +102,13 @@ class Comparison(NamedTuple):
         cls,
         sources: Sequence[Source],
         keys: Sequence[str],
-        model: PageModel | None = None,
-        scenario: Scenario | None = None,
+        model: PageModel,
+        scenario: Scenario = AS_GIVEN,
     ) -> Comparison:
         """Put the timelines of `keys` under a scenario on one clock, and compare each with the first.
 
         Raises RecycleError if a key is unknown or its plan has no timeline, and as `align_clocks` does.
         """
-        model, scenario = model or PageModel(), scenario or Scenario()
         available = choices(sources)
         for key in keys:
             if key not in available:

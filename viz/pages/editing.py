@@ -41,7 +41,7 @@ def move(schedule: Schedule, worker: int, place: int, to: int) -> Schedule:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    edits: BoundedCache[str, tuple[Schedule, TimelineContext]] = BoundedCache(MAX_KEPT, lambda _: 1)
+    edits: BoundedCache[str, tuple[Schedule, TimelineContext]] = BoundedCache(MAX_KEPT)
 
     def edit() -> Response:
         match request.get_json(silent=True):

@@ -77,7 +77,7 @@ def lanes_view(
         ),
         tabIndex=0,
         data_name=name,
-        data_address=lanes_address(cache.put(lanes, span)),
+        data_address=lanes_address(cache.put(lanes, span or table.span)),
         data_scale=str(unit.scale),
         data_word=unit.word,
         data_margins=f"{left or parts.gutter(table)} {TOP} {RIGHT} {BOTTOM}",

@@ -5,11 +5,11 @@ A page is a subclass of `Page` in a file of its name and a line in `viz.pages`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html
 
@@ -18,7 +18,7 @@ from viz.pages import parts
 from viz.run import Run
 from viz.run_files import REFRESH_SECONDS, LiveRun
 from viz.scenario import PageModel
-from viz.sources import ScheduleFile, SystemComparison
+from viz.sources import ScheduleFile, Source, SystemComparison
 from viz.what_if import WhatIf
 
 
@@ -27,16 +27,15 @@ class Mode:
     """The content of a page with lanes.
 
     Attributes:
-        lanes: timelines and content between them; while empty, the previous mode's lanes stay.
+        lanes: timelines and content between them, in the component `lanes` of the page; while empty, the previous
+            mode's lanes stay.
         panels: title -> content of the page's panels. The address names panels by the first word of the title.
         controls: content above the lanes, stores and intervals.
-        identifier: identifier of the block of lanes, for callbacks.
     """
 
     lanes: Any
     panels: Mapping[str, Any]
     controls: Sequence[Any] = ()
-    identifier: Any = None
 
 
 TABS = "pages"
@@ -64,24 +63,24 @@ class Workspace:
     pages: list[Page] = field(default_factory=list)
 
     @classmethod
-    def from_sources(cls, sources: Sequence[Run | ScheduleFile], **attributes: Any) -> Workspace:
+    def from_sources(cls, sources: Sequence[Source], **attributes: Any) -> Workspace:
         files = [source for source in sources if isinstance(source, ScheduleFile)]
         runs = [LiveRun(source) for source in sources if isinstance(source, Run)]
         return cls(files, runs, **attributes)
 
-    def sources(self) -> list[Run | ScheduleFile]:
+    def sources(self) -> list[Source]:
         return [*self.files, *(live.run for live in self.runs)]
 
     @property
-    def given(self) -> tuple[Profile, float] | None:
-        """Times that the fields of the scenario start from, and the `TimelineContext.share` in them, if known."""
+    def given(self) -> tuple[Profile | None, float]:
+        """Times that the fields of the scenario start from, if known, and the `TimelineContext.share` in them."""
         for file in self.files:
             if file.context is not None and not file.executed:
                 return file.context.timeline.profile, file.context.share
-        return (self.what_if.profile, 1.0) if self.what_if else None
+        return self.what_if.profile if self.what_if else None, 1.0
 
 
-class Page(Protocol):
+class Page(ABC):
     """One tab of the application.
 
     Attributes:
@@ -97,15 +96,14 @@ class Page(Protocol):
     has_lanes: bool = False
     first_panel: Any = "selection"
     worker_panel: str = "selection"
-    cache: PageModel
 
-    def __init__(self, cache: PageModel | None = None) -> None:
-        self.cache = cache or PageModel()
+    def __init__(self, workspace: Workspace, place: int = 0) -> None:
+        self.workspace, self.cache, self.place = workspace, workspace.cache, place
 
     @classmethod
     @abstractmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        """Return the pages of this class for a workspace; empty if it has no content for them."""
+    def count(cls, workspace: Workspace) -> int:
+        """Return the number of pages of this class for a workspace; page number `place` is `cls(workspace, place)`."""
 
     @property
     @abstractmethod
@@ -131,11 +129,6 @@ class Page(Protocol):
     def preloaded_lanes(self) -> Sequence[str]:
         """Return addresses of lanes that the browser fetches first if this page is the first one."""
         return ()
-
-    @property
-    def begins_with_graph(self) -> bool:
-        """Whether the page needs plotly.js at once; lanes do not."""
-        return False
 
     def static_content(self) -> Sequence[Any]:
         """Return the page's content without controls, for a file without a server; empty by default."""
@@ -164,23 +157,28 @@ class PageOfRun(Page):
 
     kind: str
 
-    def __init__(self, live: LiveRun, prefix: str = "", cache: PageModel | None = None) -> None:
-        super().__init__(cache)
-        self.live, self.prefix = live, prefix or self.kind
+    def __init__(self, workspace: Workspace, place: int = 0) -> None:
+        super().__init__(workspace, place)
+        self.prefix = f"{self.kind}{place}"
 
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(live, f"{cls.kind}{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
+    def count(cls, workspace: Workspace) -> int:
+        return len(workspace.runs)
 
     @property
     def run(self) -> Run:
-        return self.live.run
+        return self.workspace.runs[self.place].run
 
     def refresh(self) -> None:
-        self.live.refresh()
+        self.workspace.runs[self.place].refresh()
 
     def ticks(self) -> dcc.Interval:
-        return dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not self.run.live)
+        return dcc.Interval(id=self.name("tick"), interval=1000 * REFRESH_SECONDS, disabled=not self.run.live)
+
+    @property
+    def running(self) -> Any:
+        """The `running` of callbacks for ticks: the next tick comes after the answer, or after a minute without one."""
+        return [(self.output("tick", "interval"), 60_000, 1000 * REFRESH_SECONDS)]
 
 
 def opener(page: Any) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics, reroutings
 from viz.details import PEAK, figures as figures_of, memory_of_workers
 from viz.figures.charts import workers_figure
-from viz.kinds import is_schedule_work, mark_text
+from viz.figures.palette import FAILURE, paint_named
+from viz.kinds import is_schedule_work, look_of, mark_text
 from viz.lane_cache import TimedLanes, TimelineContext
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
@@ -73,16 +74,16 @@ def time_card(
     unit = entry.unit
     end = context.timeline.makespan if end is None else end
     statistics = range_statistics(context.timeline, context.bubbles.gaps, begin, end)
-    work = sorted(statistics.work.items(), key=lambda item: -item[1])
-    bars: list[tuple[str, float, Gap | None]] = [(kind_name(kind), seconds, None) for kind, seconds in work]
-    bars += [(title, *statistics.idle[part]) for part, title in IDLE_TITLES.items() if part in statistics.idle]
+    bars: list[tuple[str, str, float, Gap | None]] = []
+    for kind, seconds in sorted(statistics.work.items(), key=lambda item: -item[1]):
+        paint = paint_named(look_of(KIND_CLASSES[kind]).paints[0])
+        bars.append((kind_name(kind), paint.fill, seconds, None))
+    bars += [(title, FAILURE, *statistics.idle[part]) for part, title in IDLE_TITLES.items() if part in statistics.idle]
     rows, left, per_worker = [], 0.0, unit.scale / max(1, statistics.workers)
-    for title, seconds, gap in bars:
+    for title, colour, seconds, gap in bars:
         share = statistics.share(seconds)
-        size = {"marginLeft": f"{100 * left:.3f}%", "width": f"{100 * share:.3f}%"}
-        bar = parts.div("ledger", html.Div(className="idle" if gap else "", style=size))
         show = parts.show_button([place_of(entry, gap)], f"The longest: {title}") if gap else None
-        rows.append([title, bar, seconds * per_worker, percent(share), show])
+        rows.append([title, parts.ledger(left, share, colour), seconds * per_worker, percent(share), show])
         left += share
     if seconds := statistics.rerouted:
         rows.append(["re-routed", None, seconds * per_worker, percent(statistics.share(seconds)), None])

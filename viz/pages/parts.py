@@ -83,6 +83,12 @@ def loading_area(identifier: str) -> dcc.Loading:
     return dcc.Loading(html.Div(id=identifier), delay_show=300, overlay_style=style, **seen)
 
 
+def ledger(begin: float, share: float, colour: str) -> html.Div:
+    """Build the bar of a share of the time for a table, right of the earlier shares, which are `begin` together."""
+    size = {"marginLeft": f"{100 * begin:.3f}%", "width": f"{100 * share:.3f}%", "background": colour}
+    return div("ledger", html.Div(style=size))
+
+
 def problems(lines: Sequence[str]) -> Any:
     """Build the list of read errors or violations above the other content."""
     if not lines:

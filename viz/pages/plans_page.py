@@ -13,7 +13,7 @@ from dash import ALL, Dash, Input, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
-from recycle.plans import Move, dead_roles
+from recycle.plans import dead_roles
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
 from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
@@ -22,16 +22,17 @@ from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import OPENED, TABS, Mode, Page, Workspace
 from viz.pages.scenario import FAILED, TIMES, worker_buttons
-from viz.scenario import PageModel, Scenario
+from viz.pages.schedule_page import layout_of
+from viz.scenario import Scenario
 from viz.what_if import PlannedOutcome, WhatIf
 
 MAX_ENTRIES = 100
 MAKE_LIBRARY = "Make one with: recycle plan job.toml --failures 2 --library plans, then: recycle view job.toml plans"
-MAX_MOVES = 8
 USAGE = (
     f"Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes {FORMS}."
     " Outlines show the previous plan where lanes are high enough."
 )
+NO_JOB = " Without a job file every instruction takes 1."
 
 Trail = list[str]
 """The text answered before the current one, if any, and the current one."""
@@ -42,13 +43,14 @@ class PlansPage(Page):
     has_lanes, first_panel, worker_panel = True, SCENARIO, SCENARIO
     invitation = "Press a worker to fail it and see the new plan; the one before stays as an outline."
 
-    def __init__(self, what_if: WhatIf, cache: PageModel | None = None) -> None:
-        super().__init__(cache)
-        self.what_if = what_if
-
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace.what_if, workspace.cache)] if workspace.what_if is not None else []
+    def count(cls, workspace: Workspace) -> int:
+        return workspace.what_if is not None
+
+    @property
+    def what_if(self) -> WhatIf:
+        assert self.workspace.what_if is not None
+        return self.workspace.what_if
 
     def scenario(self) -> list[Any]:
         buttons = [("restore", "Restore all"), ("save", "Save the plan")]
@@ -64,22 +66,13 @@ class PlansPage(Page):
             parts.div("status", id=self.name("message"), role="status"),
             html.Div(worker_buttons(self.what_if.shape, ()), id=self.name("workers")),
             parts.loading_area(self.name("answer")),
-            parts.hint(f"{self.caption()} {USAGE}"),
+            parts.hint(f"{self.what_if.shape}. {USAGE}{NO_JOB * (self.what_if.job is None)}"),
             dcc.Store(id=self.name("trail"), data=[""]),
             dcc.Store(id=self.name("searched"), data=0),
         ]
 
     def layout(self) -> Mode:
-        return Mode([], {"Library": self.library()}, identifier=self.name("lanes"))
-
-    def caption(self) -> str:
-        what_if, count = self.what_if, len(self.what_if.entries())
-        words = [f"{what_if.shape}.", f"The library holds {count:,} plans." if count else "No plan library is loaded."]
-        if what_if.planner is not None:
-            words.append("The list scheduler makes missing plans when you press a worker.")
-        if what_if.job is None:
-            words.append("Without a job file every instruction takes 1.")
-        return " ".join(words)
+        return Mode([], {"Library": self.library()})
 
     def library(self) -> html.Section:
         entries = self.what_if.entries()
@@ -90,7 +83,8 @@ class PlansPage(Page):
         rows = []
         for entry in entries[:MAX_ENTRIES]:
             identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
-            failed_text = _vector(entry.vector)
+            dead = [f"{count} on rank {rank}" for rank, count in enumerate(entry.vector) if count]
+            failed_text = ", ".join(dead) or "none"
             rows.append(
                 [
                     entry.failures,
@@ -126,10 +120,10 @@ class PlansPage(Page):
             rows.insert(1, ["against all workers", *against])
         rows.append(["found in", *(f"{short(outcome.seconds)} s" for outcome in outcomes.values())])
         origin = "Read from the library" if current.source == "library" else "Planned"
-        moves_text = f" {_moved(current)}" if current.plan.moves or current.plan.layout_limit else ""
         idle = f" Idle: {', '.join(map(str, current.idle[:12]))}." if current.idle else ""
-        caption = f"{origin} in {short(current.seconds)} s.{moves_text}{idle}"
-        return [parts.card(_title(condition).capitalize(), parts.table(head, rows), caption=caption)]
+        caption = f"{origin} in {short(current.seconds)} s.{idle}"
+        card, plan = parts.card(_title(condition).capitalize(), parts.table(head, rows), caption=caption), current.plan
+        return [card, *([layout_of("Layout", plan.schedule, plan)] if plan.moves or plan.layout_limit else [])]
 
     def lanes(self, text: str, history: Sequence[str]) -> html.Div:
         current, old = self._outcome(text).timed, self._outcome_or_none(history[-1]) if history else None
@@ -290,31 +284,7 @@ class PlansPage(Page):
 
 
 def _title(condition: Condition) -> str:
-    names = [str(worker) for worker in sorted(condition.failed)]
-    omitted = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    title = f"without {', '.join(names[:6])}{omitted}" if names else "all workers"
-    slow = [(str(worker), factor) for worker, factor in condition.slow]
-    slow += [(f"link {a}>{b}", factor) for a, b, factor in condition.links]
-    return ", ".join([title, *(f"{name} {factor:g} times as long" for name, factor in slow[:6])])
-
-
-def _vector(vector: Sequence[int]) -> str:
-    ranks = [f"{dead} on rank {rank}" for rank, dead in enumerate(vector) if dead]
-    return ", ".join(ranks) or "none"
-
-
-def _moved(outcome: PlannedOutcome) -> str:
-    moves = outcome.plan.moves
-    if not moves:
-        return f"No layer moves: {outcome.plan.layout_limit}."
-    copies = [f"{move.worker} copies {_what(move)} from {move.source}" for move in moves[:MAX_MOVES]]
-    omitted = f"; and {len(moves) - MAX_MOVES} more" if len(moves) > MAX_MOVES else ""
-    amount = sum(move.bytes for move in moves)
-    return f"{'; '.join(copies)}{omitted}" + (f" ({amount:g} bytes in all)." if amount else ".")
-
-
-def _what(move: Move) -> str:
-    if not move.units:
-        return move.role
-    first, last = move.units[0], move.units[1] - 1
-    return f"layer {first}" if first == last else f"layers {first} to {last}"
+    names, count = condition.names(), len(condition.failed)
+    omitted = f" and {count - 6} more" if count > 6 else ""
+    title = f"without {', '.join(names[: min(count, 6)])}{omitted}" if count else "all workers"
+    return ", ".join([title, *names[count : count + 6]])

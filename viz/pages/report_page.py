@@ -10,7 +10,7 @@ from typing import Any
 from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.figures.charts import over_time_figure, parts_figure
+from viz.figures.charts import FILLS, over_time_figure
 from viz.numbers import PLACE_DIGITS, is_number, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.page import PageOfRun
@@ -22,7 +22,7 @@ PARTS_CAPTION = (
     " count; waiting is the rest of these, silences before their detection, and workers whose return is awaited."
 )
 BANDS_CAPTION = (
-    "Bands are interruptions, in the colors of the bar above: redone, planning, forming, moving, checkpointing. Drag"
+    "Bands are interruptions, in the colors of the table above: redone, planning, forming, moving, checkpointing. Drag"
     " over a range of time to see its parts above, double-click for all; press a point to open its step."
 )
 CHANGES_CAPTION = (
@@ -91,12 +91,10 @@ class ReportPage(PageOfRun):
     def parts_of(self, report: RunReport, window: Sequence[float] | None = None) -> html.Section:
         begin, end = window or (0.0, math.inf)
         within = clipped(report, begin, end)
-        bar = parts.figure_view(parts_figure(within), self.name("bar"), "Share of the wall clock that each part took")
         title = "Where the time went"
         if len(within.spans) and within.wall < report.wall:
             title += f", from {short(max(begin, 0.0))} to {short(min(end, report.wall))} s"
-        shares = parts.table(PARTS_HEAD, part_rows(within))
-        return parts.card(title, parts.div("beside", bar, shares), caption=PARTS_CAPTION)
+        return parts.card(title, parts.table(PARTS_HEAD, part_rows(within)), caption=PARTS_CAPTION)
 
     def static_content(self) -> list[Any]:
         return [html.H2(self.title, className="source"), *self.content()]
@@ -108,6 +106,7 @@ class ReportPage(PageOfRun):
             self.input("tick", "n_intervals"),
             self.state("range", "data"),
             prevent_initial_call=True,
+            running=self.running,
         )
         def read_again(_: int, window: Any) -> Any:
             self.refresh()
@@ -138,7 +137,7 @@ PLANS_CAPTION = (
 )
 
 
-PARTS_HEAD = ("part", "seconds", "share")
+PARTS_HEAD = ("part", "", "seconds", "share")
 
 
 def clipped(report: RunReport, begin: float, end: float) -> RunReport:
@@ -158,12 +157,14 @@ def facts(report: RunReport) -> list[str]:
     return words + [parts.count_text(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
 
 
-def part_rows(report: RunReport) -> list[list[str]]:
-    return [
-        [part.value, short(seconds), percent(seconds / report.wall)]
-        for part, seconds in report.parts.items()
-        if seconds > 0
-    ]
+def part_rows(report: RunReport) -> list[list[Any]]:
+    rows, begin = [], 0.0
+    for part, seconds in report.parts.items():
+        if seconds > 0:
+            share = seconds / report.wall
+            rows.append([part.value, parts.ledger(begin, share, FILLS[part]), short(seconds), percent(share)])
+            begin += share
+    return rows
 
 
 def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[str | None]]]:

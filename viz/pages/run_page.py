@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import Dash, ctx, dcc, html, set_props
 
-from viz.figures.charts import curves_figure, event_text
+from viz.figures.charts import event_text, run_figure
 from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable, with_common_span
 from viz.numbers import is_number
@@ -25,10 +25,6 @@ class RunPage(PageOfRun):
     @property
     def title(self) -> str:
         return self.run.name
-
-    @property
-    def begins_with_graph(self) -> bool:
-        return bool(self.run.steps)
 
     def layout(self) -> Mode:
         state = self.state_of_run()
@@ -51,7 +47,7 @@ class RunPage(PageOfRun):
             **state["controls"],
         )
         panels = {part.capitalize(): html.Div(id=self.name(part), **state[part]) for part in ("run", "events")}
-        return Mode([], panels, [controls, self.ticks()], self.name("timelines"))
+        return Mode([], panels, [controls, self.ticks()])
 
     def state_of_run(self) -> dict[str, dict[str, Any]]:
         """Return the properties of the page's components that follow the run, except those of its slider."""
@@ -98,17 +94,16 @@ class RunPage(PageOfRun):
 
     def newest_step(self) -> int | None:
         """Return the last committed step that was traced, or else the last committed step."""
-        traced = set(self.run.trace.steps) if self.run.trace else set()
-        steps = self.run.steps
-        return next((step for step in reversed(steps) if step in traced), steps[-1] if steps else None)
+        steps, traced = self.run.steps, self.run.trace.steps if self.run.trace else []
+        return max({*steps} & {*traced}, default=steps[-1] if steps else None)
 
     def overview(self) -> list[Any]:
         run = self.run
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         curves = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
-            figure, title = curves_figure(run.metrics, run.events), "Losses and live workers over the steps"
-            curves = parts.figure_view(figure, self.name("curves"), title)
+            figure = run_figure({"": run.metrics}, ("loss", "live_workers"), "step")
+            curves = parts.figure_view(figure, self.name("curves"), "Losses and live workers over the steps")
         return [parts.problems(run.problems), parts.chips(self.facts()), parts.card("Loss and live workers", curves)]
 
     def static_content(self) -> list[Any]:
@@ -140,12 +135,8 @@ class RunPage(PageOfRun):
                 total = f" of {run.shape.worker_count}" if run.shape else ""
                 words.append(f"{last['live_workers']}{total} workers alive")
         if deaths := run.further_deaths:
-            least = min(deaths)
-            weakest = ", ".join(str(stage) for stage, count in enumerate(deaths) if count == least)
-            stages_text = "each stage" if max(deaths) == least else f"stage {weakest}"
-            words.append(
-                f"{parts.count_text(least, 'more host')} of {stages_text} can fail without losing an optimizer shard"
-            )
+            least = parts.count_text(min(deaths), "more host")
+            words.append(f"{least} of each stage can fail without losing an optimizer shard")
         words.append("finished" if not run.live else "running" if run.is_active else "ended early or stalled")
         return words
 
@@ -189,7 +180,7 @@ class RunPage(PageOfRun):
         keep_in_address(app, self.name("step"))
 
         @app.callback(
-            self.output("timelines"),
+            self.output("lanes"),
             self.output("attempt", "options"),
             self.output("attempt", "value"),
             self.output("attempts", "className"),
@@ -205,7 +196,7 @@ class RunPage(PageOfRun):
         step, newest = self.output("step", "value", again=True), self.input("newest", "data")
         parts.in_browser(app, "followNewest", step, newest, self.state("follow", "value"))
 
-        @app.callback(self.input("tick", "n_intervals"), prevent_initial_call=True)
+        @app.callback(self.input("tick", "n_intervals"), prevent_initial_call=True, running=self.running)
         def read_again(_: int) -> None:
             self.refresh()
             step = self.slider()

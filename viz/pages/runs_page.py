@@ -29,13 +29,9 @@ COMPARED = "step", "tokens_per_second", "seconds", "loss"
 class RunsPage(Page):
     prefix, title = "runs", "Runs"
 
-    def __init__(self, workspace: Workspace) -> None:
-        super().__init__(workspace.cache)
-        self.workspace = workspace
-
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace)] if workspace.run_folders else []
+    def count(cls, workspace: Workspace) -> int:
+        return bool(workspace.run_folders)
 
     def layout(self) -> html.Div:
         chosen = dcc.Input(id=self.name("chosen"), type="text", value="", className="hidden")
@@ -122,13 +118,9 @@ FORMS = {
 class StartPage(Page):
     prefix, title = "start", "Start"
 
-    def __init__(self, workspace: Workspace) -> None:
-        super().__init__()
-        self.workspace = workspace
-
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace)] if workspace.is_example else []
+    def count(cls, workspace: Workspace) -> int:
+        return workspace.is_example
 
     def layout(self) -> html.Div:
         links = [

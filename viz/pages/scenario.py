@@ -42,13 +42,13 @@ HINT = (
 )
 
 
-def form(given: tuple[Profile, float] | None, controls: Sequence[Any]) -> list[Any]:
+def form(given: tuple[Profile | None, float], controls: Sequence[Any]) -> list[Any]:
     """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`.
 
     Args:
         given: see `Workspace.given`.
     """
-    profile, share = given or (None, 1.0)
+    profile, share = given
     fields = []
     for field in FIELDS:
         value = getattr(profile, field.key, None)

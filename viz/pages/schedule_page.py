@@ -9,6 +9,8 @@ from typing import Any
 from dash import html
 
 from recycle.ir.check import explain
+from recycle.ir.schedule import Schedule
+from recycle.plans import Plan
 from viz.details import figures_table
 from viz.lane_cache import lanes_address, plan_of
 from viz.pages import parts
@@ -27,13 +29,13 @@ class SchedulePage(Page):
     has_lanes = True
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
 
-    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None, prefix: str = prefix) -> None:
-        super().__init__(cache)
-        self.files, self.prefix = files, prefix
-
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace.files, workspace.cache)] if workspace.files else []
+    def count(cls, workspace: Workspace) -> int:
+        return bool(workspace.files)
+
+    @property
+    def files(self) -> Sequence[ScheduleFile]:
+        return self.workspace.files
 
     @property
     def first_panel(self) -> str:
@@ -50,11 +52,15 @@ class SchedulePage(Page):
             if file.findings
         ]
         panels = {
-            "Layout": [self.layout_of(file) for file in self.files if file.schedule.shape.cut],
+            "Layout": [
+                layout_of(f"Layout of {file.name}", file.schedule, plan_of(file.schedule))
+                for file in self.files
+                if file.schedule.shape.cut
+            ],
             "Findings": findings,
         }
         filled = {title: content for title, content in panels.items() if content}
-        return Mode(self.timelines(), filled)
+        return Mode(timelines(self.files, self.prefix, self.cache), filled)
 
     def static_content(self) -> list[Any]:
         mode, table = self.layout(), parts.table(*figures_table([(file.name, file.context) for file in self.files]))
@@ -62,50 +68,46 @@ class SchedulePage(Page):
         return [parts.card("Timelines", *mode.lanes), figures, *mode.panels.values()]
 
     def preloaded_lanes(self) -> list[str]:
-        span = self.span
-        return [lanes_address(self.cache.put(file.timed, span)) for file in self.files]
+        return [lanes_address(self.cache.put(file.timed, _span(self.files))) for file in self.files]
 
-    @property
-    def span(self) -> float | None:
-        """Length of the common time axis; None if no instruction takes time."""
-        return max((file.lanes.span for file in self.files), default=0.0) or None
 
-    def timelines(self) -> list[Any]:
-        left = parts.gutter(*(file.lanes for file in self.files))
-        views: list[Any] = []
-        for place, file in enumerate(self.files):
-            if not len(file.lanes):
-                views.append(parts.empty_state(f"{file.name} has no instructions.", "Its programs are empty."))
-                continue
-            failed = ", ".join(map(str, sorted(file.schedule.failed)))
-            title, name = f"{file.name}: {file.schedule.shape}", f"{self.prefix}-{place}"
-            title += f", {failed} failed" if failed else ""
-            if file.lanes.halt is not None:
-                title += f"; deadlocks at {file.lanes.halt:.6g}; pale instructions never run"
-            common: dict[str, Any] = {"span": self.span, "left": left, "linked": self.prefix}
-            views.append(lanes_view(title, file.timed, name, self.cache, place=place, **common))
-        return views
+def layout_of(title: str, schedule: Schedule, plan: Plan | None) -> html.Details:
+    """Build the layers that each worker hosts and copies; those that copy first."""
+    moves, rows = plan.moves if plan else (), []
+    for worker in schedule.live:
+        own_moves = [move for move in moves if move.worker == str(worker)]
+        hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
+        copies = [(_runs(range(*move.units)) if move.units else move.role, move.source) for move in own_moves]
+        copied = ", ".join(f"{what} from {source}" for what, source in copies)
+        rows.append([str(worker), _runs(hosted), copied, sum(move.bytes for move in own_moves) or None])
+    limit = f"; no layer moves: {plan.layout_limit}" if plan and plan.layout_limit else ""
+    count = len({move.worker for move in moves})
+    title += f"{limit}: {parts.count_text(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
+    rows.sort(key=lambda row: not row[2])
+    if len(rows) > MAX_WORKERS:
+        title += f"; {MAX_WORKERS} of {len(rows)} workers, those that copy first"
+    table = parts.table(("worker", "hosts layers", "copies layers", "bytes"), rows[:MAX_WORKERS])
+    return html.Details([html.Summary(title), table], className="card", open=bool(moves))
 
-    def layout_of(self, file: ScheduleFile) -> Any:
-        schedule, plan = file.schedule, plan_of(file.schedule)
-        moves = plan.moves if plan else ()
-        rows: list[list[Any]] = []
-        for worker in schedule.live:
-            own_moves = [move for move in moves if move.worker == str(worker)]
-            hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
-            copied = ", ".join(f"{_runs(range(*move.units))} from {move.source}" for move in own_moves)
-            amount = sum(move.bytes for move in own_moves)
-            rows.append([str(worker), _runs(hosted), copied, amount or None])
-        head = ("worker", "hosts layers", "copies layers", "bytes")
-        count = len({move.worker for move in moves})
-        limit = f"; no layer moves: {plan.layout_limit}" if plan and plan.layout_limit else ""
-        title = f"Layout of {file.name}{limit}: {parts.count_text(count, 'worker')}"
-        title += f" {'takes' if count == 1 else 'take'} on layers"
-        ordered = sorted(rows, key=lambda row: not row[2])
-        if len(ordered) > MAX_WORKERS:
-            title += f"; {MAX_WORKERS} of {len(ordered)} workers, those that copy first"
-        content = [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])]
-        return html.Details(content, className="card", open=bool(moves))
+
+def _span(files: Sequence[ScheduleFile]) -> float:
+    return max(file.lanes.span for file in files)
+
+
+def timelines(files: Sequence[ScheduleFile], prefix: str, cache: PageModel) -> list[Any]:
+    """Build the lanes of files on one time axis, named by a prefix and their place."""
+    left, views = parts.gutter(*(file.lanes for file in files)), []
+    for place, file in enumerate(files):
+        if not len(file.lanes):
+            views.append(parts.empty_state(f"{file.name} has no instructions.", "Its programs are empty."))
+            continue
+        failed = ", ".join(map(str, sorted(file.schedule.failed)))
+        title = f"{file.name}: {file.schedule.shape}" + (f", {failed} failed" if failed else "")
+        if file.lanes.halt is not None:
+            title += f"; deadlocks at {file.lanes.halt:.6g}; pale instructions never run"
+        name, span = f"{prefix}-{place}", _span(files)
+        views.append(lanes_view(title, file.timed, name, cache, place=place, span=span, left=left, linked=prefix))
+    return views
 
 
 def findings_of(file: ScheduleFile, title: str, most: int, graph: int | None = None) -> Any:

@@ -14,7 +14,7 @@ from viz.lane_cache import TimedLanes, lanes_address, release_memory
 from viz.pages import parts
 from viz.pages.page import TABS, Mode, Page, Workspace
 from viz.pages.scenario import INPUTS
-from viz.scenario import PageModel, Scenario
+from viz.scenario import AS_GIVEN, PageModel, Scenario
 from viz.sources import ScheduleFile
 
 FIRST = 3
@@ -22,6 +22,7 @@ FIRST = 3
 MAX_PICTURED = 300_000
 """Maximum instructions of all schedules for pictures of their lanes."""
 OVER = "over the limit"
+SHARED_TIMES = "F, I and W each take 1 for a worker's whole part of the model, 1/V for each of its V chunks."
 _PICK = "Press two rows to compare them, a head to sort."
 
 
@@ -29,27 +30,20 @@ class ScoreboardPage(Page):
     prefix, title = "scoreboard", "Scoreboard"
     has_lanes, first_panel = True, "scenario"
 
-    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None) -> None:
-        super().__init__(cache)
-        self.files = files
-
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace.files, workspace.cache)] if len(workspace.files) >= FIRST else []
-
-    @property
-    def begins_with_graph(self) -> bool:
-        return True
+    def count(cls, workspace: Workspace) -> int:
+        return len(workspace.files) >= FIRST
 
     def layout(self) -> Mode:
-        return Mode([], {}, identifier=self.name("shown"))
+        return Mode([], {})
 
     def content(self, scenario: Scenario) -> list[Any]:
         """Build table and plot. Raises RecycleError for a scenario that does not fit the schedules."""
-        ranked = rank(self.files, self.cache, scenario)
+        files = self.workspace.files
+        ranked = rank(files, self.cache, scenario)
         best = f"{ranked[0].file.name} is the fastest." if ranked[0].is_usable else "None can be used."
-        caption = f"{best} {times_text(self.files)} {_PICK}"
-        content = [parts.card("Schedules", table_of(ranked, self.files, self.cache), caption=caption)]
+        caption = f"{best} {times_text(files)} {_PICK}"
+        content = [parts.card("Schedules", table_of(ranked, files, self.cache), caption=caption)]
         plotted = [row for row in ranked if {"period", "peak memory"} <= row.figures.keys()]
         points = [[row.file.name, *(row.figures[name].number for name in ("period", "peak memory"))] for row in plotted]
         if points:
@@ -60,7 +54,7 @@ class ScoreboardPage(Page):
         return [html.Div(content, className="wide")]
 
     def register(self, app: Dash) -> None:
-        @app.callback(self.output("shown"), Input(TABS, "value"), *INPUTS)
+        @app.callback(self.output("lanes"), Input(TABS, "value"), *INPUTS)
         def show(page: str, times: str, workers: str) -> Any:
             if page != self.prefix:
                 return no_update
@@ -83,17 +77,17 @@ class RankedSchedule(NamedTuple):
         return "period" in self.figures and self.verdict != OVER and not self.file.findings.number("error")
 
 
-def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | None = None) -> list[RankedSchedule]:
+def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario = AS_GIVEN) -> list[RankedSchedule]:
     """Return the schedules under a scenario: valid ones within their limits first, of these the shortest period.
 
     Raises JobError or PlanError.
     """
     ranked = []
     for file in files:
-        entry = model.entry(file.timed, scenario or Scenario())
+        entry = model.entry(file.timed, scenario)
         by_name = {each.name: each for each in figures(entry.context, entry.unit)}
         is_over = entry.context is not None and exceeds_limit(entry.context)
-        ranked.append(RankedSchedule(file, entry, by_name, OVER if is_over else _verdict(file)))
+        ranked.append(RankedSchedule(file, entry, by_name, OVER if is_over else verdict(file)))
 
     def place(row: RankedSchedule) -> tuple[bool, float]:
         return not row.is_usable, row.figures["period"].number if "period" in row.figures else float("inf")
@@ -123,18 +117,12 @@ def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], mo
 
 def times_text(files: Sequence[ScheduleFile]) -> str:
     """Describe which times apply to files without stated times and to executed files."""
-    names_of_time: dict[float, list[str]] = {}
-    for file in files:
-        if file.chunk_time is not None:
-            names_of_time.setdefault(file.chunk_time, []).append(file.name)
-    text = ""
-    if names_of_time:
-        chunks = (f"{time:.3g} in {', '.join(names)}" for time, names in sorted(names_of_time.items(), reverse=True))
-        text = f"F, I and W each take 1 for a worker's whole part of the model, so for a chunk {'; '.join(chunks)}."
     executed = ", ".join(file.name for file in files if file.executed)
-    return f"{text} {f'{executed}: as executed, in seconds.' if executed else ''}".strip()
+    words = [SHARED_TIMES] * any(file.chunk_time is not None for file in files)
+    return " ".join([*words, *([f"{executed}: as executed, in seconds."] if executed else [])])
 
 
-def _verdict(file: ScheduleFile) -> str:
-    counts = {severity: file.findings.number(severity) for severity in ("error", "warning")}
+def verdict(file: ScheduleFile) -> str:
+    """Return "valid", or the numbers of errors and warnings in a file."""
+    counts = {"error": file.findings.number("error") + len(file.left_out), "warning": file.findings.number("warning")}
     return ", ".join(parts.count_text(count, severity) for severity, count in counts.items() if count) or "valid"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dash import Dash, dcc, html
@@ -11,7 +10,6 @@ from viz.figures.charts import goodput_figure, lost_figure, rates_figure
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
-from viz.sources import SystemComparison
 
 HEAD = ("system", "runs", "goodput", "fault-free", "ETTR")
 PAUSES = "Pauses shorter than a thousandth of the time are left out here; below they count."
@@ -24,14 +22,14 @@ CAPTION = (
 class SystemsPage(Page):
     title = ""
 
-    def __init__(self, comparison: SystemComparison, title: str, prefix: str) -> None:
-        super().__init__()
-        self.comparison, self.title, self.prefix = comparison, title, prefix
+    def __init__(self, workspace: Workspace, place: int = 0) -> None:
+        super().__init__(workspace, place)
+        self.title, self.comparison = list(workspace.comparisons.items())[place]
+        self.prefix = f"systems{place}"
 
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        comparisons = enumerate(workspace.comparisons.items())
-        return [cls(comparison, name, f"systems{place}") for place, (name, comparison) in comparisons]
+    def count(cls, workspace: Workspace) -> int:
+        return len(workspace.comparisons)
 
     def layout(self) -> html.Div:
         traces = self.comparison.traces
@@ -43,8 +41,8 @@ class SystemsPage(Page):
             for place, trace in enumerate(traces)
         ]
         chosen = dcc.Dropdown(options, 0, id=name, clearable=False, searchable=False)
-        choice = parts.div("controls", html.Label("Failures", htmlFor=name), chosen)
-        choice = parts.div("" if len(traces) > 1 else "hidden", choice)
+        shown = "controls" if len(traces) > 1 else "hidden"
+        choice = parts.div(shown, html.Label("Failures", htmlFor=name), chosen)
         content = self.content(0) if traces else []
         return html.Div([*self.tables(), choice, html.Div(content, id=self.name("shown")), self.assumptions()])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
 from viz.pages import parts
 from viz.pages.page import Mode, Page, Workspace
-from viz.pages.schedule_page import SchedulePage, findings_of
+from viz.pages.schedule_page import findings_of, timelines
+from viz.pages.scoreboard_page import verdict
 from viz.sources import ScheduleFile, executed_source, schedule_source
 
 MAX_BYTES = 2**25
@@ -41,7 +41,8 @@ _MAX_LEFT_OUT = 1000
 
 def read_dropped(contents: str, name: str) -> ScheduleFile:
     """Read, check and time a dropped file. Raises RecycleError if the file is not a schedule, or is too large."""
-    return inspect(_content(contents, printable(name)), printable(name))
+    name = printable(name)
+    return inspect(_content(contents, name), name)
 
 
 def inspect(content: bytes, name: str) -> ScheduleFile:
@@ -67,7 +68,8 @@ def inspect(content: bytes, name: str) -> ScheduleFile:
         source = ScheduleInput(name, schedule)
     _refuse_large(source.schedule.shape, len(source.schedule.columns), name)
     executed = executed_source(Path(name), source)
-    return executed or schedule_source(Path(name), source.schedule, source.planned, left_out)
+    file = executed or schedule_source(Path(name), source.schedule, source.planned)
+    return replace(file, left_out=tuple(left_out))
 
 
 def _salvage(content: bytes, name: str, max_instructions: int) -> tuple[Schedule, list[str]] | None:
@@ -158,8 +160,8 @@ class ValidatePage(Page):
     invitation = "Drop a schedule file: findings with their rule, and the place of each."
 
     @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace.cache)]
+    def count(cls, _: Workspace) -> int:
+        return 1
 
     def layout(self) -> Mode:
         prompt = html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), parts.hint(FORMATS)
@@ -171,7 +173,7 @@ class ValidatePage(Page):
         )
         empty = parts.empty_state("No file was dropped yet.", "It is read on this machine and not stored.")
         panels = {"Findings": [upload, html.Div(empty, id=self.name("verdict"))]}
-        return Mode([], panels, identifier=self.name("answer"))
+        return Mode([], panels)
 
     def answer(self, contents: str, name: str) -> tuple[list[Any], list[Any], Any]:
         """Answer a dropped file: its lanes; a verdict with findings; a status line."""
@@ -185,24 +187,19 @@ class ValidatePage(Page):
         left_out = parts.problems([f"skipped, because it cannot be read: {line}" for line in file.left_out])
         panel = [self.verdict(file), left_out, findings_of(file, "Findings", MAX_FINDINGS)]
         status = html.Span(f"{name}: read", className="calm")
-        return SchedulePage([file], self.cache, self.prefix).timelines(), panel, status
+        return timelines([file], self.prefix, self.cache), panel, status
 
     def verdict(self, file: ScheduleFile) -> html.Section:
         schedule = file.schedule
-        errors, warnings = file.findings.number("error") + len(file.left_out), file.findings.number("warning")
-        count = f" ({parts.count_text(errors, 'error')}, {parts.count_text(warnings, 'warning')})"
-        failed = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
-        words += [f"failed: {failed}"] if failed else []
-        verdict = "Not valid" if errors else "Valid, with warnings" if warnings else "Valid"
-        return parts.card(f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count), parts.chips(words))
+        return parts.card(f"{file.name}: {verdict(file)}", parts.chips(words))
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of request sizes."""
         # A dropped file is base64 inside JSON; larger requests are refused unread.
         app.server.config["MAX_CONTENT_LENGTH"] = MAX_BYTES * 4 // 3 + 2**20
 
-        answered = [self.output(part) for part in ("answer", "verdict", "message")]
+        answered = [self.output(part) for part in ("lanes", "verdict", "message")]
         file = self.input("upload", "contents"), self.state("upload", "filename")
 
         @app.callback(answered, *file, prevent_initial_call=True)

@@ -9,7 +9,7 @@ from typing import Any
 from dash import Dash
 
 from viz.app import build_app, serve
-from viz.sources import load_source
+from viz.sources import load_sources
 
 NAME = "schedules-0"
 VIEW = f"recycle.views.get('{NAME}')"
@@ -119,7 +119,7 @@ def served(*paths: Path, app: Dash | None = None) -> str:
         addresses.append(address)
         ready.set()
 
-    app = app or build_app([load_source(path) for path in paths])
+    app = app or build_app(load_sources(paths))
     threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
     assert ready.wait(30)
     return addresses[0]

@@ -15,7 +15,8 @@ const panels = (root) => [...root.querySelectorAll(".bench-panel")].filter((pane
 const has = (root, name) => panels(root).some((panel) => panel.dataset.panel === name);
 
 /* The open panel: named in the address, else chosen last in this mode, else the mode's first. */
-let named = null;
+let named = readAddress().get("panel");
+if (named) chosen.shut = false;
 const opened = (root) => {
   const { page } = root.dataset;
   return [named, chosen.panels[page], modes.place(page)?.dataset.opened, "selection"].find((name) => name && has(root, name));
@@ -164,10 +165,6 @@ on("pointerdown", ".bench-split", (split, event) => {
   followDrag((move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY));
   event.preventDefault();
 });
-
-const query = readAddress();
-named = query.get("panel") || (query.get("pages") === "explain" ? "explain" : null);
-if (named) chosen.shut = false;
 
 const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(NEW) || node.querySelector(NEW)));
 whenChanged(() => { apply(); dock.tell(); }, ["aria-selected"], (change) => change.type === "attributes" || isNew(change));

@@ -31,11 +31,9 @@ function lane(view, dir) {
   if (view.selected < 0) { step(view, 1); return; }
   const { table, rows } = view, t = table.start[view.selected];
   for (let row = rows.rowOf[table.laneOf(view.selected)] + dir; row >= 0 && row < rows.count; row += dir) {
-    const other = rows.lane(row);
-    if (other < 0 || table.offsets[other] === table.offsets[other + 1]) continue;
-    let i = Math.min(table.firstAfter(other, t), table.offsets[other + 1] - 1);
-    while (i + 1 < table.offsets[other + 1] && !table.isWork[table.kind[i]]) i++;
-    view.select(i);
+    const other = rows.lane(row), all = other < 0 ? [] : table.operations(other).filter(isWork(view));
+    if (!all.length) continue;
+    view.select(all.find((i) => table.end[i] > t) ?? all.at(-1));
     return;
   }
 }

@@ -46,14 +46,6 @@ function take(view, from) {
   useView(view);
 }
 
-/* Update the selection panel for the current view. */
-function tellSelection() {
-  const view = viewInUse();
-  if (view && view.selected >= 0) view._send({ operation: view.selected });
-  else if (view?.gap) view._send(view.gap);
-  else setProps("bench-choice", { data: null });
-}
-
 /* Called with the page of the chosen tab. */
 export function showMode(_, page) {
   const root = document.querySelector(".bench"), { no_update } = window.dash_clientside;
@@ -66,7 +58,8 @@ export function showMode(_, page) {
   dock.apply();
   if (!root.hidden && drawn === page && before !== page) {
     for (const view of views.values()) if (view.page === page) modes.carry(view);
-    tellSelection();
+    const now = viewInUse();
+    if (now?.chosenLane >= 0) now._send(now.gap || { operation: now.selected }); else setProps("bench-choice", { data: null });
   }
   dock.tell();
   return no_update;

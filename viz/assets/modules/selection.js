@@ -4,7 +4,7 @@ import { dock } from "viz/dock.js";
 import { flowOf } from "viz/flow.js";
 import { remember } from "viz/link.js";
 import { setProps, views } from "viz/page.js";
-const SEND = 60, READABLE = 14; // pixels of a lane with readable operations
+const SEND = 60, LATER = 250, READABLE = 14; // milliseconds until details are asked, after a change of lanes; pixels of a readable lane
 
 export const selectionMethods = {
   /* Select an operation or a gap of a lane; -1 and null for neither. */
@@ -27,7 +27,7 @@ export const selectionMethods = {
     this._reveal(operation);
     this.announce(this.table.describe(operation, this.lane).join("; "));
     if (!quietly) dock.open("selection");
-    this._send({ operation });
+    this._send({ operation }, quietly ? LATER : SEND);
   },
 
   selectGap(lane, from, to, quietly = false) {
@@ -125,13 +125,13 @@ export const selectionMethods = {
     remember(this);
   },
 
-  _send(choice) {
+  _send(choice, wait = SEND) {
     const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
     const isInBench = this.root.closest(".bench") !== null;
     clearTimeout(this.sending);
     this.sending = setTimeout(() => {
       if (isInBench && this.root.isConnected) setProps("bench-choice", { data: data && { ...data, name: this.name } });
-    }, SEND);
+    }, wait);
   },
 };
 
