@@ -118,11 +118,11 @@ def plan(
         fixed = plan(
             msgspec.structs.replace(job, planner=msgspec.structs.replace(job.planner, layout="fixed")),
             failed,
-            seconds=None if seconds is None else seconds * FIXED_SHARE,
+            seconds=seconds and seconds * FIXED_SHARE,
             steps=steps,
             **options,
         )
-        limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
+        limit = Deadline(seconds and seconds - (time.perf_counter() - begun), stop)
         result = elastic_plan(job, failed, fixed, limit, within)
         result = replace(result, seconds=round(time.perf_counter() - begun, 3))
         if result.schedule.shape.cut:
@@ -153,8 +153,8 @@ def _plan_best_placement(
         return plan(
             job.placed(placement),
             failed,
-            seconds=None if left is None else left * share,
-            steps=None if steps is None else int(steps * share),
+            seconds=left and left * share,
+            steps=steps and int(steps * share),
             **options,
         )
 
@@ -164,7 +164,7 @@ def _plan_best_placement(
     if any(price(job.placed(each)).model.split != settled.model.split for each in PLACEMENTS):
         chosen = settled.shape.placement  # what a run has, since times hold for one split
     ((rejected, other),) = [trial for trial in trials.items() if trial[0] != chosen]
-    left = None if seconds is None else seconds - (time.perf_counter() - begun)
+    left = seconds and seconds - (time.perf_counter() - begun)
     best = trials[chosen]
     if not options["quick"] and best.gap > 0 and (left is None or left > 0):
         best = min(best, planned(chosen, 1.0 if steps is None else 1 - 2 * TRIAL_SHARE, left), key=lambda p: p.period)
@@ -228,7 +228,7 @@ def _plan(
             progress=progress,
         )
         return replace(plan_with_offloads(job, planned), seconds=round(time.perf_counter() - begun, 3))
-    limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
+    limit = Deadline(seconds and seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick
     is_long = deadline.seconds_left * (1 - SEARCH_SHARE) > EXACT_FROM

@@ -31,6 +31,7 @@ from recycle.solve.constants import (
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
+    MOVED_RATIO,
     MOVED_UP_TO,
     MOVED_WEIGHTS,
     MUCH_WORK,
@@ -144,23 +145,23 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
             return SearchStart(problem, unfolded, first[0])
     is_vee = problem.shape.placement == "v" and not problem.dead
     pace = Pace(deadline.part(VEE_SHARE))
-    for family_order in islice(family_orders(problem), most) if is_vee else ():
-        orders.append(evaluate(problem, family_order))
-        if pace.is_over() or effort.is_met(problem, orders[-1].period):
+    for incumbent in islice(family_incumbents(problem), most) if is_vee else ():
+        orders.append(incumbent)
+        if pace.is_over() or effort.is_met(problem, incumbent.period):
             break
     policies = min(most, POLICIES_PER_ASSIGNMENT) if is_vee else most
     order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), policies, assignments, first)
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
-    variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
-        insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
-        ((incumbent, None) for incumbent in family_orders(problem)),
-    ]
-    simple = chain.from_iterable(islice(variant, most) for variant in variants if not is_vee)
+    with_parameters = islice(insertion_orders(problem, assignments), most * (problem.size <= INSERTION_UP_TO))
+    simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
+        ((evaluate(problem, order), parameters) for order, parameters in with_parameters),
+        ((incumbent, None) for incumbent in islice(family_incumbents(problem), most)),
+    )
     best = shortest(orders)
     inserted: tuple[Incumbent, InsertionParameters] | None = None
-    while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
-        incumbent, parameters = evaluate(problem, generated[0]), generated[1]
+    while not (is_vee or pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)):
+        incumbent, parameters = generated
         best = shortest([best, incumbent])
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
             inserted = incumbent, parameters
@@ -224,20 +225,23 @@ def _best_of_portfolio(
     return best, chosen
 
 
-def family_orders(problem: Problem) -> Iterator[Order]:
-    """Yield the orders of all schedule families that fit; none if a worker is dead."""
+def family_incumbents(problem: Problem) -> Iterator[Incumbent]:
+    """Yield the orders of all schedule families that fit, the best also with moved W; none if a worker is dead."""
+    best = inf
     for schedule in () if problem.dead else _families(problem):
         order = order_from_schedule(problem, schedule)
-        if order is not None and problem.is_within_caps(order):
-            yield order
-            yield from orders_with_moved_weights(problem, order)
+        if order and problem.is_within_caps(order):
+            yield (incumbent := evaluate(problem, order))
+            best = min(best, incumbent.period)
+            if incumbent.period < MOVED_RATIO * best:
+                yield from (evaluate(problem, moved) for moved in orders_with_moved_weights(problem, order))
 
 
 def orders_with_moved_weights(problem: Problem, order: Order) -> Iterator[Order]:
     """Yield the order with its W in other waits, if the backward pass is split."""
     for idleness in MOVED_WEIGHTS if problem.split else ():
         moved = move_weights(problem, order, idleness)
-        if moved is not None:
+        if moved:
             yield moved
 
 
