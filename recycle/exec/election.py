@@ -13,6 +13,7 @@ arrives after later ones changes nothing. Every decision is written before it is
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -120,6 +121,11 @@ class Election:
 
     def _lose(self) -> None:
         self.is_lost = True
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether etcd has answered within half a lease; otherwise this node may be the one that is cut off."""
+        return self._lease is not None and time.monotonic() - self._lease.answered < self._settings.lease / 2
 
     def resign(self) -> None:
         if self._lease is not None:

@@ -285,7 +285,10 @@ class _Agent:
             self.give_up_role()
         except RunError as error:
             if self._runtime is not None:
-                self._end_run(f"{error.exit_code} {error}")
+                try:
+                    self._end_run(f"{error.exit_code} {error}")
+                except RoleLost:  # the run goes on under another leader
+                    return self.give_up_role()
                 self._forget_run()
             raise
 
@@ -301,7 +304,7 @@ class _Agent:
             if batch is not None:
                 runtime.take(self._node, batch)
             if not runtime.over:
-                runtime.tick()
+                runtime.tick(self._election.is_reached)
             if runtime.over and self._outcome is None:
                 self._finish(runtime)
         elif batch is not None and self._link is not None:
@@ -334,8 +337,12 @@ class _Agent:
 
     def _end_run(self, outcome: str) -> None:
         assert self._runtime is not None
-        with contextlib.suppress(RunError):
+        try:
             self._election.end(outcome)
+        except RoleLost:
+            raise
+        except RunError:
+            pass  # etcd does not answer
         self._runtime.send_outcome(outcome)
         self._outcome = outcome
 

@@ -108,18 +108,18 @@ def draw_scenario(seed: int) -> Scenario:
         name, _, phase = kind.partition(".")
         is_late = phase == "gather" and not sharded
         planned.append(f"{name}:{worker}@{step}" + (f".{phase}" if phase and not is_late else ""))
-    faults = list[Fault]()
+    faults, time = list[Fault](), draws.random() * (steps + 3.0)  # a run without faults takes so long
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
         targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
         if not targets or (kind == "cut" and spared):
             continue
-        time = draws.random() * (2.0 * steps + 6.0)
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
         if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
             seconds = min(seconds, 6.0)
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
+        time += draws.choice([0.0, 1.0, 4.0]) * draws.random()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(sorted(faults)))
 
 
