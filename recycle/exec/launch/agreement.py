@@ -23,6 +23,9 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.protocol import RunInfo
 
+ENDING_SECONDS = 10.0
+"""Longest wait for the agents of a run that has ended."""
+
 
 def open_agreed_directory(
     request: RunRequest, election: Election, *, node: int, run: str, path: Path, resume: bool
@@ -42,14 +45,17 @@ def open_agreed_directory(
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
-    lock, is_alone = _lock(path, request.job.membership.start_deadline)
+    lock, is_alone = _lock(path, request.job.membership.start_deadline, election)
     try:
         info = election.run()
         if info is not None:
             _require_same(own, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         elif not is_alone:
-            raise JobError(f"{path}: another run uses this directory; choose another --run directory")
+            raise JobError(
+                f"{path}: agents of a run that etcd does not have use this directory; end them, or choose another"
+                " --run directory"
+            )
         else:
             if not resume and holds_steps(path):
                 raise JobError(
@@ -90,14 +96,19 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         )
 
 
-def _lock(path: Path, patience: float) -> tuple[int, bool]:
-    deadline = time.monotonic() + patience  # the first agent reads a whole checkpoint
+def _lock(path: Path, patience: float, election: Election) -> tuple[int, bool]:
+    """The lock of the directory, and whether it is exclusive; a shared one is that of this run, or of one that ends."""
+    began = time.monotonic()
+    deadline = began + patience  # the first agent reads a whole checkpoint
     try:
         path.mkdir(parents=True, exist_ok=True)
         while True:
             for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
                 if (lock := lock_directory(path, kind)) is not None:
-                    return lock, kind == fcntl.LOCK_EX
+                    is_alone = kind == fcntl.LOCK_EX
+                    if is_alone or time.monotonic() - began > ENDING_SECONDS or election.run() is not None:
+                        return lock, is_alone
+                    os.close(lock)
             if time.monotonic() > deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             time.sleep(0.1)

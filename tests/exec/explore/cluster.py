@@ -426,6 +426,11 @@ def _lock(path: Path, kind: int) -> int | None:
     return descriptor
 
 
+def _close(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # `_lock` has another descriptor of it
+    os.close(descriptor)
+
+
 def _unless_full(write: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
     """A function that writes to the disk, which may be full."""
 
@@ -558,6 +563,7 @@ class Cluster:
             (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
             (modules.launch.agreement, "RunDirectory", _Directory),
             (modules.launch.agreement, "lock_directory", _lock),
+            (modules.launch.agreement, "os", stand_in(os, close=_close)),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
             (modules.launch.agent, "rarely_collect_garbage", lambda: None),
             (modules.launch.agent, "require_open_files", lambda *_: None),

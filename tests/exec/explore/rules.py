@@ -234,17 +234,16 @@ class Rules:
         kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
         if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
             return True  # of two hosts of a stage that report each other either may be
-        causes = "the agent of node" + ("|no heartbeat" if "isolate" in kinds else "")
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
-            bool(re.search("store|lose", kinds)) and re.match(causes, cause) is not None
+            bool(re.search("store|lose", kinds)) and cause.startswith("the agent of node")
         )
 
     # The end.
 
     def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
         """An agent has ended."""
-        # The lock of a run that is being forgotten is that of another run.
-        understood = "already has an agent" + ("|another run uses" if self._cluster.has_ended else "")
+        # An agent that starts late finds the directory of a run that etcd has forgotten.
+        understood = "already has an agent" + ("|holds another run" if self._cluster.has_ended else "")
         if isinstance(exit, JobError) and not re.search(understood, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if (
