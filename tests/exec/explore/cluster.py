@@ -522,11 +522,11 @@ class Cluster:
         self.kernel = Kernel(random.Random(scenario.seed), trace)
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.kernel.detours = scenario.detours
+        places = place_workers(self.job.shape, scenario.per_node)
+        self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.rules = Rules(self)
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
-        places = place_workers(self.job.shape, scenario.per_node)
-        self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.workers = list(self.job.shape.workers())
         self.nodes = range(len(places))
         self.agents: dict[int, Process] = {}

@@ -74,8 +74,10 @@ class Rules:
         self._cluster = cluster
         self.reference: Reference | None = None
         self.result = Reference([], {})
-        self.struck_nodes: set[int] = set()
+        crashing = {name for name, _ in cluster.scenario.crashes}
+        self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
         self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
+        self.struck_workers |= {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
         self._leader: Process | None = None
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
@@ -206,7 +208,7 @@ class Rules:
     def logged(self, event: dict[str, Any]) -> None:
         """A leader writes an event."""
         cluster = self._cluster
-        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0 and not cluster.scenario.crashes:
+        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0:
             worker = event["worker"]
             node = next(node for at, node in cluster.homes.items() if str(at) == worker)
             is_struck = node in self.struck_nodes or Worker.parse(worker) in self.struck_workers

@@ -54,6 +54,8 @@ LEAST: dict[str, Any] = {
     "clip": 9.0,
 }
 """What a shorter story is without."""
+MOST_EFFECTS = 60
+"""Effects of an agent in most runs."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -120,7 +122,11 @@ def draw_scenario(seed: int) -> Scenario:
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
         time += draws.choice([0.0, 1.0, 4.0]) * draws.random()
-    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(sorted(faults)))
+    crashes = frozenset[tuple[str, int]]()
+    if nodes and chance(0.3):
+        crashes = frozenset({(f"agent {draws.choice(nodes)}", draws.randrange(1, MOST_EFFECTS))})
+    faults.sort()
+    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
@@ -150,6 +156,8 @@ def shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
     if scenario.steps > 2:
         yield replace(scenario, steps=scenario.steps - 1)
+    if scenario.crashes:
+        yield replace(scenario, crashes=frozenset())
     for place in range(len(scenario.planned)):  # a rejoin stands before its kill
         yield replace(scenario, planned=scenario.planned[:place] + scenario.planned[place + 1 :])
     for name, least in LEAST.items():
