@@ -19,7 +19,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -131,18 +131,18 @@ class Scenario:
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
 
-    @property
+    @cached_property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
         names = "per_node checkpoint_every eval_every staggered elastic digests trace"
         return self._only(f"{COURSE} {names}")
 
-    @property
+    @cached_property
     def course(self) -> Scenario:
         """What of it the losses and states depend on."""
         return self._only(COURSE)
 
-    @property
+    @cached_property
     def planning(self) -> Scenario:
         """What of it the plans depend on."""
         return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic")

@@ -163,12 +163,12 @@ def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
     driver.start_and_form()
     for _ in range(commits):
         driver.report()
+    for worker, line in zip(STAGE_1, ends, strict=True):
+        driver.end(worker, "ended with exit code 1" if line else KILLED, line)
+    driver.tick()
+    for worker in (Worker(0, 0), Worker(1, 0)):
+        driver.end(worker, f"ended with exit code {STAGE_LOST}")
     with pytest.raises(RunError, match="stage 1 has no live host") as raised:
-        for worker, line in zip(STAGE_1, ends, strict=True):
-            driver.end(worker, "ended with exit code 1" if line else KILLED, line)
-        driver.tick()
-        for worker in (Worker(0, 0), Worker(1, 0)):
-            driver.end(worker, f"ended with exit code {STAGE_LOST}")
         driver.tick()
     assert raised.value.exit_code == exit_code
 
