@@ -105,7 +105,8 @@ class Scenario:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
-        crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+        crashes: processes that end after so many of their effects: messages, requests to the store, transfers; or
+            after so many of requests to write ("agent 0 writes").
         detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 

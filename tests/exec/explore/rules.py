@@ -74,7 +74,7 @@ class Rules:
         self._cluster = cluster
         self.reference: Reference | None = None
         self.result = Reference([], {})
-        crashing = {name for name, _ in cluster.scenario.crashes}
+        crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
         self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
         self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
         self.struck_workers |= {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}

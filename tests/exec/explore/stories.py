@@ -54,8 +54,8 @@ LEAST: dict[str, Any] = {
     "clip": 9.0,
 }
 """What a shorter story is without."""
-MOST_EFFECTS = 60
-"""Effects of an agent in most runs."""
+MOST_EFFECTS = {"": 60, " writes": 20}
+"""Effects of an agent in most runs, and its requests to write to etcd."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -124,7 +124,8 @@ def draw_scenario(seed: int) -> Scenario:
         time += draws.choice([0.0, 1.0, 4.0]) * draws.random()
     crashes = frozenset[tuple[str, int]]()
     if nodes and chance(0.3):
-        crashes = frozenset({(f"agent {draws.choice(nodes)}", draws.randrange(1, MOST_EFFECTS))})
+        kind = draws.choice(list(MOST_EFFECTS))
+        crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
 
