@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle.errors import RecycleError
 from recycle.exec.etcd import (
     EtcdClient,
     EtcdRequest,
@@ -37,7 +37,7 @@ from recycle.job.sections import MembershipSection
 _Value = TypeVar("_Value")
 
 
-class RoleLost(RunError):
+class RoleLost(RecycleError):
     """Another agent has become leader; nothing was written."""
 
     code = "role-lost"

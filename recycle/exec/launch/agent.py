@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.node import Node
@@ -280,17 +280,15 @@ class _Agent:
 
     def _lead_and_follow(self) -> None:
         try:
-            self._exchange()
+            try:
+                self._exchange()
+            except RunError as error:
+                if self._runtime is not None:
+                    self._end_run(f"{error.exit_code} {error}")
+                    self._forget_run()
+                raise
         except RoleLost:
             self.give_up_role()
-        except RunError as error:
-            if self._runtime is not None:
-                try:
-                    self._end_run(f"{error.exit_code} {error}")
-                except RoleLost:  # the run goes on under another leader
-                    return self.give_up_role()
-                self._forget_run()
-            raise
 
     def _exchange(self) -> None:
         if self._runtime is not None and self._election.is_lost:
@@ -337,12 +335,8 @@ class _Agent:
 
     def _end_run(self, outcome: str) -> None:
         assert self._runtime is not None
-        try:
+        with contextlib.suppress(RunError):
             self._election.end(outcome)
-        except RoleLost:
-            raise
-        except RunError:
-            pass  # etcd does not answer
         self._runtime.send_outcome(outcome)
         self._outcome = outcome
 
@@ -367,7 +361,7 @@ class _Agent:
             return
         runtime = server.runtime
         deadline = time.monotonic() + LEAVE_SECONDS
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(RecycleError):
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
             has_state = runtime.record.commit is not None and not self._request.command

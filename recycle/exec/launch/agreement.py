@@ -22,9 +22,7 @@ from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.protocol import RunInfo
-
-ENDING_SECONDS = 10.0
-"""Longest wait for the agents of a run that has ended."""
+from recycle.job.sections import MembershipSection
 
 
 def open_agreed_directory(
@@ -45,17 +43,14 @@ def open_agreed_directory(
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
-    lock, is_alone = _lock(path, request.job.membership.start_deadline, election)
+    lock, is_alone = _lock(path, request.job.membership, election)
     try:
         info = election.run()
         if info is not None:
             _require_same(own, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         elif not is_alone:
-            raise JobError(
-                f"{path}: agents of a run that etcd does not have use this directory; end them, or choose another"
-                " --run directory"
-            )
+            raise JobError(f"{path}: agents of a run that etcd does not have use it; choose another --run directory")
         else:
             if not resume and holds_steps(path):
                 raise JobError(
@@ -96,20 +91,18 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         )
 
 
-def _lock(path: Path, patience: float, election: Election) -> tuple[int, bool]:
-    """The lock of the directory, and whether it is exclusive; a shared one is that of this run, or of one that ends."""
-    began = time.monotonic()
-    deadline = began + patience  # the first agent reads a whole checkpoint
+def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, bool]:
+    began = time.monotonic()  # the first agent reads a whole checkpoint; those of an ended run end soon
     try:
         path.mkdir(parents=True, exist_ok=True)
         while True:
             for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
                 if (lock := lock_directory(path, kind)) is not None:
-                    is_alone = kind == fcntl.LOCK_EX
-                    if is_alone or time.monotonic() - began > ENDING_SECONDS or election.run() is not None:
-                        return lock, is_alone
+                    is_late = time.monotonic() - began > limits.store_timeout
+                    if kind == fcntl.LOCK_EX or is_late or election.run() is not None:
+                        return lock, kind == fcntl.LOCK_EX
                     os.close(lock)
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > limits.start_deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             time.sleep(0.1)
     except OSError as error:
