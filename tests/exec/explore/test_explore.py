@@ -77,6 +77,14 @@ STORIES = {
     "leader that was cut off gives nobody up": story(
         1, Fault(4.288, "isolate", 0, 5.611), sharded=True, steps=2, spared=frozenset({1})
     ),
+    "drain whose agent ends meanwhile": story(
+        3,
+        Fault(4.5, "drain worker", 1),
+        pipelines=3,
+        steps=4,
+        crashes=frozenset({("agent 0", 57)}),
+        spared=frozenset({2}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
