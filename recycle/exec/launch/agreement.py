@@ -43,14 +43,11 @@ def open_agreed_directory(
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
-    lock, is_alone = _lock(path, request.job.membership, election)
+    lock, info = _lock(path, request.job.membership, election)
     try:
-        info = election.run()
         if info is not None:
             _require_same(own, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
-        elif not is_alone:
-            raise JobError(f"{path}: agents of a run that etcd does not have use it; choose another --run directory")
         else:
             if not resume and holds_steps(path):
                 raise JobError(
@@ -91,17 +88,18 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         )
 
 
-def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, bool]:
+def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, RunInfo | None]:
     began = time.monotonic()  # the first agent reads a whole checkpoint; those of an ended run end soon
     try:
         path.mkdir(parents=True, exist_ok=True)
         while True:
             for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
                 if (lock := lock_directory(path, kind)) is not None:
-                    is_late = time.monotonic() - began > limits.store_timeout
-                    if kind == fcntl.LOCK_EX or is_late or election.run() is not None:
-                        return lock, kind == fcntl.LOCK_EX
+                    if (info := election.run()) is not None or kind == fcntl.LOCK_EX:
+                        return lock, info
                     os.close(lock)
+                    if time.monotonic() - began > limits.store_timeout:
+                        raise JobError(f"{path}: agents of a run that etcd does not have use it; choose another --run")
             if time.monotonic() - began > limits.start_deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             time.sleep(0.1)

@@ -244,14 +244,14 @@ class Rules:
 
     def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
         """An agent has ended."""
-        # An agent that starts late finds the directory of a run that etcd has forgotten.
-        understood = "already has an agent" + ("|holds another run" if self._cluster.has_ended else "")
-        if isinstance(exit, JobError) and not re.search(understood, str(exit)):
+        # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
+        late = "|holds another run" if self._cluster.has_ended else ""
+        if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not re.search("does not answer|during start-up|has ended while", str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
