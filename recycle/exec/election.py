@@ -13,11 +13,12 @@ arrives after later ones changes nothing. Every decision is written before it is
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle.errors import RecycleError
 from recycle.exec.etcd import (
     EtcdClient,
     EtcdRequest,
@@ -36,7 +37,7 @@ from recycle.job.sections import MembershipSection
 _Value = TypeVar("_Value")
 
 
-class RoleLost(RunError):
+class RoleLost(RecycleError):
     """Another agent has become leader; nothing was written."""
 
     code = "role-lost"
@@ -120,6 +121,11 @@ class Election:
 
     def _lose(self) -> None:
         self.is_lost = True
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether etcd has answered within half a lease; otherwise this node may be the one that is cut off."""
+        return self._lease is not None and time.monotonic() - self._lease.answered < self._settings.lease / 2
 
     def resign(self) -> None:
         if self._lease is not None:

@@ -182,27 +182,28 @@ class Lease:
     """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
 
     When it ends, or after `store_timeout` without an answer, the thread calls `lost` once. Only it may use `client`.
+    `answered` is the time of the last renewal.
     """
 
     def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:
         self._client, self._settings, self._lost = client, settings, lost
         self.id = str(client.call("/lease/grant", {"TTL": settings.lease})["ID"])
-        self._closing = threading.Event()
+        self._closing, self.answered = threading.Event(), time.monotonic()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
 
     def _keep(self) -> None:
         third = self._settings.lease / 3
-        answered, pause = time.monotonic(), third
+        pause = third
         while not self._closing.wait(pause):
             try:
                 answer = self._client.call("/lease/keepalive", {"ID": self.id}, patience=third)
             except RunError:
                 pause = min(third, PAUSE_SECONDS[1])
-                if time.monotonic() - answered > self._settings.store_timeout:
+                if time.monotonic() - self.answered > self._settings.store_timeout:
                     break
                 continue
-            answered, pause = time.monotonic(), third
+            self.answered, pause = time.monotonic(), third
             if int(answer.get("result", {}).get("TTL", 0)) <= 0:
                 break
         if not self._closing.is_set():

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.node import Node
@@ -280,14 +280,15 @@ class _Agent:
 
     def _lead_and_follow(self) -> None:
         try:
-            self._exchange()
+            try:
+                self._exchange()
+            except RunError as error:
+                if self._runtime is not None:
+                    self._end_run(f"{error.exit_code} {error}")
+                    self._forget_run()
+                raise
         except RoleLost:
             self.give_up_role()
-        except RunError as error:
-            if self._runtime is not None:
-                self._end_run(f"{error.exit_code} {error}")
-                self._forget_run()
-            raise
 
     def _exchange(self) -> None:
         if self._runtime is not None and self._election.is_lost:
@@ -301,7 +302,7 @@ class _Agent:
             if batch is not None:
                 runtime.take(self._node, batch)
             if not runtime.over:
-                runtime.tick()
+                runtime.tick(self._election.is_reached)
             if runtime.over and self._outcome is None:
                 self._finish(runtime)
         elif batch is not None and self._link is not None:
@@ -360,7 +361,7 @@ class _Agent:
             return
         runtime = server.runtime
         deadline = time.monotonic() + LEAVE_SECONDS
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(RecycleError):
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
             has_state = runtime.record.commit is not None and not self._request.command

@@ -22,6 +22,7 @@ from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.protocol import RunInfo
+from recycle.job.sections import MembershipSection
 
 
 def open_agreed_directory(
@@ -42,14 +43,11 @@ def open_agreed_directory(
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
-    lock, is_alone = _lock(path, request.job.membership.start_deadline)
+    lock, info = _lock(path, request.job.membership, election)
     try:
-        info = election.run()
         if info is not None:
             _require_same(own, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
-        elif not is_alone:
-            raise JobError(f"{path}: another run uses this directory; choose another --run directory")
         else:
             if not resume and holds_steps(path):
                 raise JobError(
@@ -90,15 +88,19 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         )
 
 
-def _lock(path: Path, patience: float) -> tuple[int, bool]:
-    deadline = time.monotonic() + patience  # the first agent reads a whole checkpoint
+def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, RunInfo | None]:
+    began = time.monotonic()  # the first agent reads a whole checkpoint; those of an ended run end soon
     try:
         path.mkdir(parents=True, exist_ok=True)
         while True:
             for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
                 if (lock := lock_directory(path, kind)) is not None:
-                    return lock, kind == fcntl.LOCK_EX
-            if time.monotonic() > deadline:
+                    if (info := election.run()) is not None or kind == fcntl.LOCK_EX:
+                        return lock, info
+                    os.close(lock)
+                    if time.monotonic() - began > limits.store_timeout:
+                        raise JobError(f"{path}: agents of a run that etcd does not have use it; choose another --run")
+            if time.monotonic() - began > limits.start_deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             time.sleep(0.1)
     except OSError as error:

@@ -167,7 +167,8 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
     events = LineTail(directory / EVENTS)
     for _ in events.objects():
         pass  # only later events count
-    link.send(Drain(target, seconds))
+    with contextlib.suppress(OSError):  # asked again below, of the next leader
+        link.send(Drain(target, seconds))
     waits, refused, died = set[str](), list[str](), list[str]()
     is_told = False
     while waits or not is_told:

@@ -249,8 +249,11 @@ class LeaderRuntime:
 
     # Ticks.
 
-    def tick(self) -> None:
-        """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
+    def tick(self, is_reached: bool = True) -> None:
+        """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost.
+
+        Without `is_reached` the silence of others may be this node's own fault, and does not count.
+        """
         for planned in self._plans.poll(self._warn):
             self._take(planned)
         for answer in self._checkpoints.poll(self._warn):
@@ -260,7 +263,7 @@ class LeaderRuntime:
             self._alive_sent_at = now
             for peer in self.agents.values():
                 peer(Alive(), None)
-        judges_beats = now - self._judged_at >= self._job.membership.heartbeat / 2
+        judges_beats = is_reached and now - self._judged_at >= self._job.membership.heartbeat / 2
         self._judged_at = now if judges_beats else self._judged_at
         self._take(Tick(judges_beats))
 

@@ -317,7 +317,8 @@ class Leader(Generations):
             return
         is_script = run.is_script
         if is_script and self.record.script_starts >= (run.script_restarts or 0):
-            restore.lost.exit_code = STAGE_LOST
+            if not self._fails_alike:  # starting again may help
+                restore.lost.exit_code = STAGE_LOST
             raise restore.lost
         allowed = {
             worker
@@ -355,6 +356,14 @@ class Leader(Generations):
         self._start_over_at(assigned, startable, self._record_of(self._commit_of(checkpoint), self.record.generation))
         self.put(Rewind(checkpoint.step))
         self._log_restored(checkpoint.step, folder_name(checkpoint.step))
+
+    @property
+    def _fails_alike(self) -> bool:
+        """Whether several processes of a script have ended with one error, before they committed an iteration."""
+        ended = [(worker, process.how, process.at) for worker, process in self.processes.items() if process.how]
+        ends = [self._with_reason(worker, how) for worker, how, _ in ended if not how.endswith(f" {STAGE_LOST}")]
+        is_first = {at for *_, at in ended} == {self.record.committed}
+        return is_first and len(ends) > 1 and len(set(ends)) == 1 and ends[0].startswith("ended")
 
     def _start_script_again(
         self, lost: StageLost, assigned: Collection[Worker] | None, startable: Collection[Worker]

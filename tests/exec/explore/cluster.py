@@ -19,7 +19,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ class Scenario:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
-        crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+        crashes: processes that end after so many of their effects: messages, requests to the store, transfers; or
+            after so many of requests to write ("agent 0 writes").
         detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
@@ -131,18 +132,18 @@ class Scenario:
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
 
-    @property
+    @cached_property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
         names = "per_node checkpoint_every eval_every staggered elastic digests trace"
         return self._only(f"{COURSE} {names}")
 
-    @property
+    @cached_property
     def course(self) -> Scenario:
         """What of it the losses and states depend on."""
         return self._only(COURSE)
 
-    @property
+    @cached_property
     def planning(self) -> Scenario:
         """What of it the plans depend on."""
         return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic")
@@ -426,6 +427,11 @@ def _lock(path: Path, kind: int) -> int | None:
     return descriptor
 
 
+def _close(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # `_lock` has another descriptor of it
+    os.close(descriptor)
+
+
 def _unless_full(write: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
     """A function that writes to the disk, which may be full."""
 
@@ -517,11 +523,11 @@ class Cluster:
         self.kernel = Kernel(random.Random(scenario.seed), trace)
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.kernel.detours = scenario.detours
+        places = place_workers(self.job.shape, scenario.per_node)
+        self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.rules = Rules(self)
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
-        places = place_workers(self.job.shape, scenario.per_node)
-        self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.workers = list(self.job.shape.workers())
         self.nodes = range(len(places))
         self.agents: dict[int, Process] = {}
@@ -558,6 +564,7 @@ class Cluster:
             (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
             (modules.launch.agreement, "RunDirectory", _Directory),
             (modules.launch.agreement, "lock_directory", _lock),
+            (modules.launch.agreement, "os", stand_in(os, close=_close)),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
             (modules.launch.agent, "rarely_collect_garbage", lambda: None),
             (modules.launch.agent, "require_open_files", lambda *_: None),

@@ -47,7 +47,7 @@ class Process:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
-        self.effects = 0
+        self.effects = dict[str, int]()
         self.sockets: list[Socket] = []
         self.at_end: list[Callable[[], None]] = []
         self.held: list[Callable[[], None]] = []
@@ -127,18 +127,18 @@ class Kernel:
         self.error: Exception | None = None
         self.is_finished = self.is_over = False
 
-    def count_effect(self) -> None:
-        """A process has done what others can see; it may be its last effect."""
+    def count_effect(self, kind: str = "") -> None:
+        """A process has done what others can see; it may be its last effect, or its last one of the kind."""
         if self.running is None:
             return
         process = self.running.process
-        process.effects += 1
-        key = process.name, process.effects
-        self.effects[process.name] = max(self.effects.get(process.name, 0), process.effects)
-        if key in self.crashes:
-            self.crashes.discard(key)
-            process.end("killed by SIGKILL", -9)
-            self.park()
+        for name in (process.name, process.name + kind) if kind else (process.name,):
+            process.effects[name] = number = process.effects.get(name, 0) + 1
+            self.effects[name] = max(self.effects.get(name, 0), number)
+            if (name, number) in self.crashes:
+                self.crashes.discard((name, number))
+                process.end("killed by SIGKILL", -9)
+                self.park()
 
     def log(self, text: str) -> None:
         if self._trace is not None:

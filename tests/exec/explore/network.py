@@ -14,7 +14,7 @@ from typing import Any
 from tests.exec.explore import kernel as machine
 from tests.exec.explore.kernel import BREAK_SECONDS, Process, Waiting, current
 
-AWAKE_SECONDS = 0.02
+AWAKE_SECONDS = 0.05
 """Longest time that an agent takes to read what has arrived; a busy one reads more at once."""
 
 
@@ -46,6 +46,11 @@ class Socket:
             selector.changed()
 
     def _arrive(self, data: bytes | None) -> None:
+        if (self._is_closed or self.error) and self.process.is_alive:
+            if data and (peer := self.peer) is not None:  # answered with a reset
+                ends = self.process.host, peer.process.host
+                machine.KERNEL.send(*ends, machine.KERNEL.delay(*ends), peer._lose)
+            return
         if data is None:
             self._has_ended = True
         else:

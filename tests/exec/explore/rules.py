@@ -74,8 +74,10 @@ class Rules:
         self._cluster = cluster
         self.reference: Reference | None = None
         self.result = Reference([], {})
-        self.struck_nodes: set[int] = set()
+        crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
+        self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
         self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
+        self.struck_workers |= {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
         self._leader: Process | None = None
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
@@ -206,7 +208,7 @@ class Rules:
     def logged(self, event: dict[str, Any]) -> None:
         """A leader writes an event."""
         cluster = self._cluster
-        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0 and not cluster.scenario.crashes:
+        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0:
             worker = event["worker"]
             node = next(node for at, node in cluster.homes.items() if str(at) == worker)
             is_struck = node in self.struck_nodes or Worker.parse(worker) in self.struck_workers
@@ -234,23 +236,22 @@ class Rules:
         kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
         if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
             return True  # of two hosts of a stage that report each other either may be
-        causes = "the agent of node" + ("|no heartbeat" if "isolate" in kinds else "")
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
-            bool(re.search("store|lose", kinds)) and re.match(causes, cause) is not None
+            bool(re.search("store|lose", kinds)) and cause.startswith("the agent of node")
         )
 
     # The end.
 
     def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
         """An agent has ended."""
-        # The lock of a run that is being forgotten is that of another run.
-        understood = "already has an agent" + ("|another run uses" if self._cluster.has_ended else "")
-        if isinstance(exit, JobError) and not re.search(understood, str(exit)):
+        # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
+        late = "|holds another run" if self._cluster.has_ended else ""
+        if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not re.search("does not answer|during start-up|has ended while", str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")

@@ -63,7 +63,7 @@ def small_worlds(
 def _deviating(cluster: Cluster) -> Iterator[Scenario]:
     """The scenarios with one more deviation."""
     scenario = cluster.scenario
-    for point in crash_points(cluster, lambda name: re.match(r"agent [12]|worker [12]\.", name) is not None):
+    for point in crash_points(cluster, lambda name: re.match(r"agent [12]$|worker [12]\.", name) is not None):
         yield replace(scenario, crashes=scenario.crashes | {point})
     detours = scenario.detours or frozenset()
     for number in cluster.kernel.races():

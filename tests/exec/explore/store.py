@@ -152,7 +152,7 @@ class StoreClient(EtcdClient):
         is_slow = store.slow_until > kernel.now and kernel.draws.random() < 0.4
         seconds_up = kernel.draw(0.5, 4.0) if is_slow else kernel.delay(host, HOST)
         kernel.send(host, HOST, seconds_up, arrive, (process.name, "store"))
-        kernel.count_effect()
+        kernel.count_effect(" writes" if path == "/kv/txn" else "")
         if not answered.wait(seconds):
             has_left = True
             raise TimeoutError

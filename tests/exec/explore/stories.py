@@ -54,6 +54,8 @@ LEAST: dict[str, Any] = {
     "clip": 9.0,
 }
 """What a shorter story is without."""
+MOST_EFFECTS = {"": 60, " writes": 20}
+"""Effects of an agent in most runs, and its requests to write to etcd."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -108,19 +110,24 @@ def draw_scenario(seed: int) -> Scenario:
         name, _, phase = kind.partition(".")
         is_late = phase == "gather" and not sharded
         planned.append(f"{name}:{worker}@{step}" + (f".{phase}" if phase and not is_late else ""))
-    faults = list[Fault]()
+    faults, time = list[Fault](), draws.random() * (steps + 3.0)  # a run without faults takes so long
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
         targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
         if not targets or (kind == "cut" and spared):
             continue
-        time = draws.random() * (2.0 * steps + 6.0)
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
         if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
             seconds = min(seconds, 6.0)
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
-    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(sorted(faults)))
+        time += draws.choice([0.0, 1.0, 4.0]) * draws.random()
+    crashes = frozenset[tuple[str, int]]()
+    if nodes and chance(0.3):
+        kind = draws.choice(list(MOST_EFFECTS))
+        crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
+    faults.sort()
+    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
@@ -150,6 +157,8 @@ def shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
     if scenario.steps > 2:
         yield replace(scenario, steps=scenario.steps - 1)
+    if scenario.crashes:
+        yield replace(scenario, crashes=frozenset())
     for place in range(len(scenario.planned)):  # a rejoin stands before its kill
         yield replace(scenario, planned=scenario.planned[:place] + scenario.planned[place + 1 :])
     for name, least in LEAST.items():

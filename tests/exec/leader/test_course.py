@@ -17,7 +17,7 @@ from recycle.exec.leader.actions import (
     StoredCheckpoint,
 )
 from recycle.exec.leader.state import Phase
-from recycle.exec.protocol import REFUSED_THE_JOB, Commit, FinalState, Saved, SavedPart, Start
+from recycle.exec.protocol import REFUSED_THE_JOB, STAGE_LOST, Commit, FinalState, Saved, SavedPart, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
@@ -145,6 +145,32 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
     assert driver.phase is Phase.RESTORING
     with pytest.raises(RunError, match="0 live workers are too few for 2 ranks"):
         driver.count_time(2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "commits", "exit_code"),
+    [
+        (["ValueError: 5", "ValueError: 5"], 0, 1),
+        (["ValueError: 5", "ValueError: 5"], 1, STAGE_LOST),
+        (["ValueError: 5", "ValueError: 6"], 0, STAGE_LOST),
+        (["ValueError: 5", ""], 0, STAGE_LOST),
+    ],
+)
+def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
+    ends: list[str], commits: int, exit_code: int
+) -> None:
+    driver = begun(script_restarts=0)
+    driver.start_and_form()
+    for _ in range(commits):
+        driver.report()
+    for worker, line in zip(STAGE_1, ends, strict=True):
+        driver.end(worker, "ended with exit code 1" if line else KILLED, line)
+    driver.tick()
+    for worker in (Worker(0, 0), Worker(1, 0)):
+        driver.end(worker, f"ended with exit code {STAGE_LOST}")
+    with pytest.raises(RunError, match="stage 1 has no live host") as raised:
+        driver.tick()
+    assert raised.value.exit_code == exit_code
 
 
 def test_workers_that_cannot_be_ended_fail_the_run() -> None:
