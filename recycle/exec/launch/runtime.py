@@ -265,7 +265,7 @@ class LeaderRuntime:
                 peer(Alive(), None)
         judges_beats = is_reached and now - self._judged_at >= self._job.membership.heartbeat / 2
         self._judged_at = now if judges_beats else self._judged_at
-        self._take(Tick(judges_beats))
+        self._take(Tick(judges_beats, is_reached))
 
     def end_early(self) -> None:
         self._take(EndEarly())

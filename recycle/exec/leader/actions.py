@@ -112,9 +112,13 @@ class Begin(Value):
 
 
 class Tick(Value):
-    """All messages so far have been taken: decide. `judges_beats` if agents have had time to send newer heartbeats."""
+    """All messages so far have been taken: decide. `judges_beats` if agents have had time to send newer heartbeats.
+
+    Without `is_reached` the leader's own node may be the one that is cut off.
+    """
 
     judges_beats: bool = False
+    is_reached: bool = True
 
 
 class Planned(Value):

@@ -190,7 +190,7 @@ class Leader(Generations):
     def _tick(self, tick: Tick) -> None:
         if self.phase is Phase.OVER:
             return
-        self.detector.are_due = tick.judges_beats
+        self.detector.are_due, self.is_reached = tick.judges_beats, tick.is_reached
         self.count_time()
         if self._end_without_iteration():
             return

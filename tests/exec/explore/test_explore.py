@@ -77,6 +77,9 @@ STORIES = {
     "leader that was cut off gives nobody up": story(
         1, Fault(4.288, "isolate", 0, 5.611), sharded=True, steps=2, spared=frozenset({1})
     ),
+    "leader that was cut off fences nobody whom its workers cannot reach": story(
+        101849, Fault(2.631301512510894, "isolate", 0, 5.08713068169908), steps=4, spared=frozenset({1})
+    ),
     "drain whose agent ends meanwhile": story(
         3,
         Fault(4.5, "drain worker", 1),
