@@ -36,6 +36,7 @@ PRELOADED = (
     "recycle.exec.launch.agent",
     "recycle.solve.planner",
     "safetensors.torch",
+    "torch._dynamo",
     "tests.warmed",
 )
 ANSWER_SECONDS = 240.0

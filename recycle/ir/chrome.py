@@ -187,5 +187,7 @@ def head(content: bytes, name: str) -> Head:
 
 def decode(content: bytes, kind: type[T], name: str) -> T:
     """Decode the file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
-    with errors_as(ScheduleError, name):
+    try:
         return decoded(content, kind, ScheduleError)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None

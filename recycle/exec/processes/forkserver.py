@@ -44,7 +44,8 @@ COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
     **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
-    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop"),
+    # torch imports the compiler when an optimizer is made.
+    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop", "torch._dynamo"),
 }
 """Modules to import before forking, by the job's kind of model."""
 
