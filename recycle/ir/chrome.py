@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from recycle.errors import ScheduleError, errors_as
+from recycle.errors import ScheduleError
 from recycle.files import decoded
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.instruction import Offload, Receive, Reload, Send, is_kind

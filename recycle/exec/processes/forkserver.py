@@ -221,9 +221,9 @@ def main(launcher: str) -> None:
     """Run the server until standard input ends."""
     requests, answers = serve(launcher)
     try:
-        _import(["recycle.exec.worker.worker"])
+        worker = importlib.import_module("recycle.exec.worker.worker")
         importlib.import_module("recycle.ir.plugins").load_plugins()
-        importlib.import_module("recycle.exec.worker.worker").warm_up()
+        worker.warm_up()
     except RecycleError as refusal:
         print(refusal, file=sys.stderr)
         sys.exit(REFUSED)
