@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from recycle.errors import ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.instruction import Offload, Receive, Reload, Send, is_kind
@@ -187,7 +187,5 @@ def head(content: bytes, name: str) -> Head:
 
 def decode(content: bytes, kind: type[T], name: str) -> T:
     """Decode the file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
-    try:
+    with errors_as(ScheduleError, name):
         return decoded(content, kind, ScheduleError)
-    except ScheduleError as error:
-        raise ScheduleError(f"{name}: {error}") from None

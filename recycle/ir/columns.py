@@ -164,9 +164,8 @@ def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, .
     pipeline, place = getattr(instruction, "micro_batch", (-1, -1))
     peer, bucket = -1, index(getattr(instruction, "bucket", -1))
     if isinstance(instruction, Transfer):
-        if instruction.peer not in shape:
-            with errors_as(ScheduleError):
-                shape.require(instruction.peer, f"worker {worker}: {instruction}")
+        with errors_as(ScheduleError):
+            shape.require(instruction.peer, f"worker {worker}: {instruction}")
         peer = shape.worker_index(instruction.peer)
     stage: int = index(instruction.stage)  # type: ignore[attr-defined]
     return (kind, stage, index(pipeline), index(place), peer, -1, -1, -1, bucket)

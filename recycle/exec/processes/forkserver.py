@@ -36,6 +36,7 @@ from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 from recycle.job.architecture import FAMILIES
+from recycle.megatron_versions import COMPILER
 
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
@@ -44,8 +45,7 @@ COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
     **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
-    # torch imports the compiler when an optimizer is made.
-    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop", "torch._dynamo"),
+    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop", COMPILER),
 }
 """Modules to import before forking, by the job's kind of model."""
 
