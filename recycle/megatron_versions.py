@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SUPPORTED: Mapping[str, tuple[str, str]] = {"megatron-core": ("0.16.1", "0.20"), "torch": ("2.13", "2.16")}
 """Package -> first supported version, and first later version that is not."""
-_LINEAR_HOOK = "_forward_impl"
+COMPILER, _LINEAR_HOOK = "torch._dynamo", "_forward_impl"  # torch imports the first one to make an optimizer
 
 
 def installed_versions() -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.warm import warm_children
+
 if TYPE_CHECKING:
     from recycle.exec.processes.forkserver import ForkServer
 
@@ -34,6 +36,11 @@ class Servers(dict[str, "ForkServer"]):
         alike = next((other for other in self if PRELOADED[other] == PRELOADED[kind]), None)
         self[kind] = self[alike] if alike else ForkServer(kind)
         return self[kind]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    warm_children()
 
 
 @pytest.fixture(scope="module", autouse=True)

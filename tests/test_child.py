@@ -28,6 +28,7 @@ for line in requests:
 
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("recycle.child.subprocess", subprocess)
     (tmp_path / "echo_child.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
     return "echo_child"

@@ -65,7 +65,7 @@ LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.ir"])
 LAYERS["recycle.megatron"] = ("recycle.exec", *LAYERS["recycle.solve"])
 LAYERS["recycle.megatron_versions"] = ROOT_MODULES
-for part in ("exec.transport", "exec.model", "exec.model.build", "megatron"):
+for part in ("exec.transport", "exec.model", "exec.model.build", "exec.processes", "megatron"):
     LAYERS[f"recycle.{part}"] += ("recycle.megatron_versions",)
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (

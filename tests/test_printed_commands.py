@@ -31,7 +31,7 @@ from tests.cli.conftest import command as command
 from tests.cli.test_inputs import write_traces
 from tests.kinds import forget
 from tests.test_docs import blocks
-from tests.warm import run_torchrun, warm_children
+from tests.warm import run_torchrun
 
 ROOT = Path(__file__).parents[1]
 EMULATED = """
@@ -176,7 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("emulated", EMULATED), ("real", REAL)):
         (folder / name).mkdir()
         (folder / name / "job.toml").write_text(text)
-        with warm_children(), pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended:
             main(["train", str(folder / name / "job.toml"), "--run", str(folder / name / "run")])
         assert ended.value.code in (0, None)
     return folder
@@ -296,8 +296,7 @@ def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: s
         if first == "python":
             assert words[:2] == ["-m", "recycle.job.reference"], text
             continue
-        with warm_children():
-            outcome = command(shlex.join(words))
+        outcome = command(shlex.join(words))
         assert outcome.status == 0, f"{text}\nran as: recycle {shlex.join(words)}\n{outcome.err}"
 
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -36,6 +36,7 @@ PRELOADED = (
     "recycle.exec.launch.agent",
     "recycle.solve.planner",
     "safetensors.torch",
+    "torch._dynamo",
     "tests.warmed",
 )
 ANSWER_SECONDS = 240.0
@@ -142,8 +143,8 @@ def _run(
     for target, source in streams.items():
         os.dup2(source, target)
         os.close(source)
-    with warm_children():
-        function(*arguments)
+    warm_children()
+    function(*arguments)
 
 
 def run_recycle(*arguments: str) -> None:
@@ -244,12 +245,9 @@ def _start(command: Sequence[str], **options: Any) -> Any:
     return start(command, **options)
 
 
-@contextlib.contextmanager
-def warm_children() -> Iterator[None]:
-    """Meanwhile a `recycle.child.Child` is forked from the server."""
+def warm_children() -> None:
+    """From now on a `recycle.child.Child` is forked from the server."""
     child.subprocess = SimpleNamespace(Popen=_start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
-    yield
-    child.subprocess = subprocess
 
 
 class Failure(NamedTuple):

@@ -370,6 +370,7 @@ def _plain() -> re.Pattern[str]:
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
 DIGITS = 9
+_TOO_LONG = re.compile(rf"[0-9]{{{DIGITS + 1}}}")
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
@@ -380,7 +381,7 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
     match = _plain().fullmatch(text)
     if match is None:
         return _parse_pair(text, one_pipeline)
-    if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
+    if _TOO_LONG.search(text):
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
     cls, stage = kind_of_token(match[2]), int(match[1])
     bucket = "" if match[5] is None else f"/{match[5]}"

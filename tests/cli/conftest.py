@@ -1,18 +1,10 @@
 """The `command` fixture; every test has a new current directory, with a plan cache in it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import Command
-from tests.warm import warm_children
-
-
-@pytest.fixture(scope="package", autouse=True)
-def warm() -> Iterator[None]:
-    with warm_children():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,6 @@ from recycle.systems.scenario import Scenario
 from tests.cli.command import Command
 from tests.kinds import forget
 from tests.test_docs import blocks
-from tests.warm import warm_children
 
 EMULATED = """
 [shape]
@@ -207,7 +206,6 @@ def test_worker_processes_know_the_kind(command: Command) -> None:
     Path("job.toml").write_text(EMULATED)
     assert command("check --import rerun job.toml").status == 2
     write_checked()
-    with warm_children():
-        run = command("train job.toml --schedule checked.json --steps 2 --run run")
+    run = command("train job.toml --schedule checked.json --steps 2 --run run")
     assert run.status == 0, run.err
     assert "RERUN" in Path("run", "trace.json").read_text()

@@ -58,23 +58,22 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(line: str, command: Comman
     assert called(line, **ASCII) == (0, "")
 
 
-@pytest.mark.parametrize("variables", [{}, ASCII])
-def test_run_directory_that_is_not_utf8_is_refused(variables: dict[str, str]) -> None:
-    code, errors = called("train job.toml --run", b"run\xff", **variables)
+def test_run_directory_that_is_not_utf8_is_refused(command: Command) -> None:
+    says = "this path is not UTF-8 text; choose another one"
+    code, errors = called("train job.toml --run", b"run\xff", **ASCII)
     assert code == 2
-    assert is_one_line(errors, "this path is not UTF-8 text; choose another one")
+    assert is_one_line(errors, says)
+    assert command("train job.toml --run", Path(os.fsdecode(b"run\xff"))).refused(says)
     assert os.listdir() == ["job.toml"]
 
 
-def test_job_in_a_folder_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_job_in_a_folder_that_is_not_utf8_is_refused(tmp_path: Path, command: Command) -> None:
     folder = os.path.join(os.fsencode(tmp_path), b"job\xff")
     os.mkdir(folder)
     with open(os.path.join(folder, b"job.toml"), "w") as file:
         file.write(job(2, 2, 2, data={"path": "corpus.txt"}).to_toml())
     path = os.path.join(folder, b"job.toml")
-    code, errors = called("train", path, "--run run")
-    assert code == 2
-    assert is_one_line(errors, "corpus.txt: this path is not UTF-8 text")
+    assert command("train", Path(os.fsdecode(path)), "--run run").refused("corpus.txt: this path is not UTF-8 text")
 
 
 @pytest.mark.parametrize(

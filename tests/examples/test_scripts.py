@@ -20,7 +20,7 @@ from recycle.exec import run
 from recycle.ir.families import interleaved, zb_h1
 from tests.cli.command import Command
 from tests.exec.runs import lines_of
-from tests.warm import outputs_of_scripts, run_torchrun, warm_children
+from tests.warm import outputs_of_scripts, run_torchrun
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = Path("examples")
@@ -73,8 +73,7 @@ def test_failures_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.process
 def test_training_goes_through_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    with warm_children():
-        names, shown = run_cells("train_through_one")
+    names, shown = run_cells("train_through_one")
     assert names["struck"].losses == names["calm"].losses
     assert "worker 1.1 re-joined at step 8" in capsys.readouterr().out
     assert "failed" in shown[-1]._repr_svg_()
@@ -93,8 +92,7 @@ def test_a_job_trains_to_the_same_bits_through_a_failure(
         write = [f"examples/{name}/write_dataset.py", "--prefix", str(tmp_path / "stdlib"), "--documents", "5"]
         assert outputs_of_scripts(write, ROOT).startswith("5 documents in ")
     faults = "--fault kill:1.1@2 --fault rejoin:1.1@4"
-    with warm_children():
-        struck = command("train", file, "--steps", "6", "--run", tmp_path / "struck", faults)
+    struck = command("train", file, "--steps", "6", "--run", tmp_path / "struck", faults)
     assert struck.status == 0, struck.err
     lines = lines_of(tmp_path / "struck", "metrics")
     live = [line["live_workers"] for line in lines]

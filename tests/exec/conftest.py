@@ -18,7 +18,6 @@ from recycle.ir.schedule import Schedule
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.network import Network
 from tests.exec.runs import Run
-from tests.warm import warm_children
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,12 +25,6 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans of tests are neither taken from nor left in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECYCLE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="package", autouse=True)
-def warm() -> Iterator[None]:
-    with warm_children():
         yield
 
 

@@ -18,7 +18,6 @@ from recycle.cli.planner import plan_for_training
 from recycle.errors import RunError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
-from tests.warm import warm_children
 
 STEPS, BATCH = 6, 16
 JOB, JOB_OF_TENSOR_RANKS = (
@@ -69,15 +68,14 @@ def script() -> Path:
 
 
 def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
-    with warm_children():
-        return train(
-            JOB_OF_TENSOR_RANKS if "--tensor-model-parallel-size" in options else JOB,
-            directory,
-            faults=[parse_fault(fault) for fault in faults],
-            planner=plan_for_training,
-            server=server,
-            command=[sys.executable, "-m", "recycle.megatron", str(script), *ARGUMENTS, *options],
-        )
+    return train(
+        JOB_OF_TENSOR_RANKS if "--tensor-model-parallel-size" in options else JOB,
+        directory,
+        faults=[parse_fault(fault) for fault in faults],
+        planner=plan_for_training,
+        server=server,
+        command=[sys.executable, "-m", "recycle.megatron", str(script), *ARGUMENTS, *options],
+    )
 
 
 def logged(result: RunResult, worker: str) -> dict[str, float]:

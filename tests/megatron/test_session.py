@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below, shared_memory
-from tests.warm import warm_children
 
 pytestmark = pytest.mark.process
 
@@ -68,7 +67,7 @@ class _Stopping(Observer):
 
 
 @pytest.fixture(scope="module")
-def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survive]:
+def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Survive:
     """Run the script: survive(job, "kill:1.1@3", ..., "--option")."""
 
     def run(
@@ -98,8 +97,7 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
         print(arguments, *result.events, sep="\n  ")  # shown if the test fails
         return result
 
-    with warm_children():
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -328,8 +326,7 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     faults = "kill:1.1@1", "kill:0.1@3", "kill:0.0@4.stepped", "kill:1.0@4.stepped"  # the last: between two steps
     start = "agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS
     script = "--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"
-    with warm_children():
-        ended = recycle(*(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script)
+    ended = recycle(*(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script)
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
     assert "stage 1 has no live host left after step 2" in ended.out
     assert "stage 0 has no live host left after step 4" in ended.err
@@ -340,8 +337,7 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     assert [event["step"] for event in events_of(tmp_path / "run", "restored")] == [3]
     survivor = (tmp_path / "run" / "logs" / "1.0.log").read_text()
     assert "worker 1.0 leaves the run: stage 1 has no live host left" in survivor
-    with warm_children():  # as a scheduler does after exit code 75
-        ended = recycle(*start, "--resume", *script)
+    ended = recycle(*start, "--resume", *script)  # as a scheduler does after exit code 75
     assert ended.status == 0, ended.err
     metrics = lines_of(tmp_path / "run", "metrics")
     assert [line["step"] for line in metrics] == list(range(STEPS))

@@ -36,6 +36,7 @@ from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 from recycle.job.architecture import FAMILIES
+from recycle.megatron_versions import COMPILER
 
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
@@ -44,7 +45,7 @@ COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
     **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
-    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop"),
+    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop", COMPILER),
 }
 """Modules to import before forking, by the job's kind of model."""
 
@@ -220,9 +221,9 @@ def main(launcher: str) -> None:
     """Run the server until standard input ends."""
     requests, answers = serve(launcher)
     try:
-        _import(["recycle.exec.worker.worker"])
+        worker = importlib.import_module("recycle.exec.worker.worker")
         importlib.import_module("recycle.ir.plugins").load_plugins()
-        importlib.import_module("recycle.exec.worker.worker").warm_up()
+        worker.warm_up()
     except RecycleError as refusal:
         print(refusal, file=sys.stderr)
         sys.exit(REFUSED)
