@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -89,7 +90,7 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
 
 
 def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, RunInfo | None]:
-    began = time.monotonic()  # the first agent reads a whole checkpoint; those of an ended run end soon
+    began, is_told = time.monotonic(), False  # the first agent reads a whole checkpoint; those of an ended run end soon
     try:
         path.mkdir(parents=True, exist_ok=True)
         while True:
@@ -99,9 +100,13 @@ def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[in
                         return lock, info
                     os.close(lock)
                     if time.monotonic() - began > limits.store_timeout:
-                        raise JobError(f"{path}: agents of a run that etcd does not have use it; choose another --run")
+                        why = "is used by agents of a run that this etcd does not have"
+                        raise JobError(f"{path}: {why}; choose another --run directory")
             if time.monotonic() - began > limits.start_deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
+            if not is_told and time.monotonic() - began > 1.0:
+                is_told = True
+                print(f"{path}: waiting for agents of another run to end", file=sys.stderr, flush=True)
             time.sleep(0.1)
     except OSError as error:
         raise JobError(f"{path}: cannot be written ({error.strerror})") from None

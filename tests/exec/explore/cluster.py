@@ -106,7 +106,8 @@ class Scenario:
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         crashes: processes that end after so many of their effects: messages, requests to the store, transfers; or
-            after so many of requests to write ("agent 0 writes").
+            after so many of requests to write ("agent 0 writes"). With "agent 0 role" such a request is carried out
+            without an answer, and the agent's leases end.
         detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
@@ -131,6 +132,11 @@ class Scenario:
     spared: frozenset[int] = frozenset()
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
+
+    @property
+    def are_only_roles(self) -> bool:
+        """Whether nothing strikes but losses of the role."""
+        return not (self.faults or self.planned) and all(name.endswith(" role") for name, _ in self.crashes)
 
     @cached_property
     def calm(self) -> Scenario:

@@ -133,12 +133,17 @@ class Kernel:
             return
         process = self.running.process
         for name in (process.name, process.name + kind) if kind else (process.name,):
-            process.effects[name] = number = process.effects.get(name, 0) + 1
-            self.effects[name] = max(self.effects.get(name, 0), number)
-            if (name, number) in self.crashes:
-                self.crashes.discard((name, number))
+            if self.strikes(process, name):
                 process.end("killed by SIGKILL", -9)
                 self.park()
+
+    def strikes(self, process: Process, name: str) -> bool:
+        """Count an effect of a process by name; whether it is one of `crashes`."""
+        process.effects[name] = number = process.effects.get(name, 0) + 1
+        self.effects[name] = max(self.effects.get(name, 0), number)
+        is_drawn = (name, number) in self.crashes
+        self.crashes.discard((name, number))
+        return is_drawn
 
     def log(self, text: str) -> None:
         if self._trace is not None:

@@ -173,6 +173,11 @@ class Rules:
         self.record = record
         self._records.add(record.generation)
 
+        scenario = self._cluster.scenario
+        is_next = before is not None and record.generation > before.generation and self._ran
+        if is_next and scenario.are_only_roles and not (scenario.elastic or scenario.slow_messages):
+            self._fail("take-over", f"generation {record.generation} follows one that runs")
+
     def _cursor(self, cursor: Cursor) -> None:
         before = self.cursor
         if before is not None and cursor.generation < before.generation:

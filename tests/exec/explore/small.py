@@ -35,8 +35,9 @@ def small_worlds(
 ) -> tuple[int, dict[Scenario, Violation]]:
     """Run each world with every deviation, then with every second one, up to `depth`, until the time ends.
 
-    A deviation ends a process after one of its effects, or has a receiver get a message after the next one of another
-    sender. Orders that differ only in messages to different receivers are run once (`Kernel.races`).
+    A deviation ends a process after one of its effects, takes the role from an agent at one of its writes, or has a
+    receiver get a message after the next one of another sender. Orders that differ only in messages to different
+    receivers are run once (`Kernel.races`).
     """
     runs, found = 0, dict[Scenario, Violation]()
     known, level = set[Scenario](), list(worlds)
@@ -63,7 +64,7 @@ def small_worlds(
 def _deviating(cluster: Cluster) -> Iterator[Scenario]:
     """The scenarios with one more deviation."""
     scenario = cluster.scenario
-    for point in crash_points(cluster, lambda name: re.match(r"agent [12]$|worker [12]\.", name) is not None):
+    for point in crash_points(cluster, lambda name: re.match(r"agent ([12]$|. role)|worker [12]\.", name) is not None):
         yield replace(scenario, crashes=scenario.crashes | {point})
     detours = scenario.detours or frozenset()
     for number in cluster.kernel.races():

@@ -32,6 +32,7 @@ class Store:
         self._kernel, self._written = kernel, written
         self._keys: dict[str, tuple[str, int, str, int]] = {}
         self._leases: dict[str, tuple[int, float]] = {}
+        self._owners: dict[str, Process] = {}
         self._revision, self._ids = 1, count(1)
         self._process: Process | None = None
         self.stalls_until = self.loses_until = self.slow_until = self.reads_end_at = 0.0
@@ -49,6 +50,7 @@ class Store:
             case "/lease/grant":
                 name = str(next(self._ids))
                 self._leases[name] = body["TTL"], self._kernel.now + body["TTL"]
+                self._owners[name] = process
                 return {"ID": name}
             case "/lease/keepalive":
                 if body["ID"] not in self._leases:
@@ -95,9 +97,10 @@ class Store:
         for key in [key for key, (_, _, of_key, _) in self._keys.items() if of_key == lease]:
             self._delete(key)
 
-    def revoke_all(self) -> None:
+    def revoke_all(self, owner: Process | None = None) -> None:
         for lease in list(self._leases):
-            self.revoke(lease)
+            if owner in (None, self._owners[lease]):
+                self.revoke(lease)
 
     def _expire(self) -> None:
         if self.stalls_until > self._kernel.now:  # another member of etcd extends all leases when it is elected
@@ -139,6 +142,9 @@ class StoreClient(EtcdClient):
             if (has_left and kernel.draws.random() < 0.2) or (path == "/kv/range" and store.reads_end_at > kernel.now):
                 return
             answer = store.apply(path, body, process)
+            if path == "/kv/txn" and kernel.strikes(process, f"{process.name} role"):
+                store.revoke_all(process)
+                return
             if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
                 reply(answer)
 

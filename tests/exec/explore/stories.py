@@ -54,7 +54,7 @@ LEAST: dict[str, Any] = {
     "clip": 9.0,
 }
 """What a shorter story is without."""
-MOST_EFFECTS = {"": 60, " writes": 20}
+MOST_EFFECTS = {"": 60, " writes": 20, " role": 20}
 """Effects of an agent in most runs, and its requests to write to etcd."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""

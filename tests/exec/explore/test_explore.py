@@ -119,6 +119,17 @@ def test_another_agent_leads_on_wherever_the_leader_ends(first: int) -> None:
         assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
 
 
+@pytest.mark.parametrize("planned", [(), ("kill:1.0@1", "rejoin:1.0@2")])
+def test_the_next_leader_goes_on_with_what_runs(planned: tuple[str, ...]) -> None:
+    """A leader loses its role at each write, whose answer is lost as well."""
+    whole = Scenario(3, 1, steps=3, checkpoint_every=2, eval_every=2, planned=planned, spared=frozenset({0, 2}))
+    (cluster := Cluster(whole)).run()
+    points = crash_points(cluster, lambda name: name.endswith(" role"))
+    assert len(points) > 10
+    for point in points:
+        assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
+
+
 def test_deviation_swaps_two_messages_of_different_senders() -> None:
     (usual := Cluster(SMALL[0])).run()
     races = sorted(usual.kernel.races())

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
 STEPS = 60
 NODES = (0, 1)
-MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
+MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "store_timeout": 6.0, "transport": "tests.exec.paced:Paced"}
 SECTIONS = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
 REFUSED = 2
 
