@@ -18,6 +18,7 @@ from recycle.exec.protocol import (
     Acknowledged,
     Committed,
     Cursor,
+    Evaluated,
     EvaluationResult,
     Formed,
     GenerationRecord,
@@ -83,6 +84,7 @@ class Rules:
         self.cursor: Cursor | None = None
         self.committed = -1
         self._commits: set[tuple[int, int]] = set()
+        self._evaluated: list[Evaluated | None] = []
         self._records, self._ran = set[int](), set[int]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
@@ -131,7 +133,7 @@ class Rules:
             case Strike(fault=fault) if cursor is not None and fault not in cursor.struck:
                 self._fail("persist", f"{process.name} is struck by {fault}, which is not written")
             case EvaluationResult(generation=generation, evaluated=evaluated) if cursor is not None:
-                if cursor.generation == generation and cursor.evaluated != evaluated:
+                if cursor.generation == generation and evaluated not in self._evaluated:
                     self._fail("persist", f"{process.name} hears of {evaluated}, which is not written")
             case Committed(generation=generation, commit=commit):
                 if (generation, commit.step) not in self._commits and not self._is_begin(generation, commit.step):
@@ -194,6 +196,7 @@ class Rules:
             if cursor.evaluated is not None and before is not None and cursor.evaluated != before.evaluated:
                 self._require_said("reports", self.record, f"EvaluationReport {cursor.evaluated.step}")
         self.cursor, self.committed = cursor, cursor.committed
+        self._evaluated.append(cursor.evaluated)
         if cursor.phase == "running":
             self._ran.add(cursor.generation)
         if cursor.commit is not None:
