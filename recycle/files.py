@@ -209,4 +209,4 @@ def decoded(content: str | bytes, kind: type[T], refusal: type[RecycleError]) ->
     except msgspec.ValidationError as error:
         raise refusal(str(error).replace("`$.", "`")) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refusal(f"not valid JSON, perhaps truncated: {error}") from None
+        raise refusal(f"not valid JSON: {error}") from None

@@ -221,7 +221,7 @@ def decode(text: str | bytes, most: int | None = None) -> NativeFile:
     except msgspec.ValidationError as error:
         raise ScheduleError(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScheduleError(f"not valid JSON, perhaps truncated: {error}") from None
+        raise ScheduleError(f"not valid JSON: {error}") from None
     unknown = set(file.shape) - set(Shape.__slots__)
     if unknown:
         raise ScheduleError(f"shape: unknown key {sorted(unknown)[0]!r}; known are {', '.join(Shape.__slots__)}")

@@ -157,7 +157,7 @@ REFUSED = [
     ("tokenize text.txt -o no/x --tokenizer words", "no/x.bin: cannot be written"),
     ("tokenize text.txt -o corpus --tokenizer words", "corpus.idx: exists already; remove it, or choose another name"),
     ("view absent.json", "absent.json: no such file or run directory"),
-    ("view cut.json", "cut.json: not valid JSON, perhaps truncated"),
+    ("view cut.json", "cut.json: not valid JSON"),
     ("view empty", "not a run directory"),
     ("view --export plan.svg", "name a schedule file, run directory, job or comparison to draw"),
     ("view job.toml still.toml", "still.toml: is a second job file"),

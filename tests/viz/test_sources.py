@@ -97,7 +97,7 @@ def test_every_instruction_of_a_cycle_of_waits_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("given_contents", "message"),
     [
-        (contents(b'{"format": "recycle-sch'), "not valid JSON, perhaps truncated"),
+        (contents(b'{"format": "recycle-sch'), "not valid JSON"),
         (contents(b"\x00\x01\x02"), "plan.json"),
         ("data:text/plain;base64,@@@", "sent only a part of the file"),
         ("javascript:alert(1)", "the browser sent no file"),
