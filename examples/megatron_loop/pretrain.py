@@ -91,6 +91,8 @@ def pretrain(given: argparse.Namespace) -> None:
         data = lambda replica: build_loader(train, session.step * batch, replica)  # noqa: E731  # session: any replica
         session.attach(model, optimizer, scheduler, data=data, step=first)  # session
         for iteration in session.steps():  # session: instead of range
+            if given.exit_interval and (iteration + 1) % given.exit_interval == 0:
+                session.stop()  # session: instead of break
             losses = session.forward_backward(forward_step, **SIZES)  # session: instead of forward_backward_func
             success, norm, _ = session.optimizer_step()  # session: instead of optimizer.step
             if success:
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--train-iters", type=int, default=10)
     parser.add_argument("--eval-interval", type=int, default=0, help="iterations between evaluations")
+    parser.add_argument("--exit-interval", type=int, default=0, help="ends the script after a multiple of iterations")
     parser.add_argument("--save", type=Path, help="folder for a checkpoint of each iteration")
     torch.manual_seed(1234)
     pretrain(parser.parse_args())

@@ -198,10 +198,11 @@ def train_here(
             print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
             print_line(f"resume from its newest checkpoint with: {again}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
+        code = TERMINATED if stop.is_set() else 0
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
         print_line(f"stopped after step {last}; resume with: {again}" if last >= 0 else "stopped before the first step")
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(code)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
@@ -310,9 +311,10 @@ def agent(
         except KeyboardInterrupt:
             print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes continue without them")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
+        code = TERMINATED if stop.is_set() else 0
     if served in (AgentExit.LEFT, AgentExit.STOPPED):
         print_line(f"node {node}: {served.value}; start its agent again to rejoin")
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(code)
     if served is AgentExit.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"
         print(f"node {node}: {ended}; give another --run for a new one")

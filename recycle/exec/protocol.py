@@ -431,6 +431,10 @@ class Leaving(UpMessage):
     reason: str = ""
 
 
+class EndAsked(UpMessage):
+    """A user's script asks to end the run after its present or next step."""
+
+
 WorkerMessage = (
     Ready
     | Acknowledged
@@ -445,6 +449,7 @@ WorkerMessage = (
     | Warned
     | FaultReached
     | Leaving
+    | EndAsked
 )
 
 

@@ -42,7 +42,7 @@ from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.profile.executed import executed
-from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
+from recycle.exec.protocol import STAGE_LOST, Commit, EndAsked, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
 from recycle.exec.worker.specification import REFUSED, SESSION
@@ -304,6 +304,14 @@ class Session:
             return []
 
         self.world.complete(None, run)
+
+    def stop(self) -> None:
+        """Make the present step the last one, or the next one if `optimizer_step` was called; one process is enough.
+
+        `steps()` then ends in all processes, and the agents end with exit code 0. The same command with `--resume`
+        continues the run.
+        """
+        self._process.member.send(EndAsked())
 
     def save_profile(self, path: str | Path) -> None:
         """Write the times and bytes of the run so far as a profile, for `[times] profile`, in the first live process.

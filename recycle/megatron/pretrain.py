@@ -22,6 +22,7 @@ import importlib
 import importlib.util
 import runpy
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -57,9 +58,6 @@ _REFUSED = (
     ),
     *(
         "dist_ckpt_optim_fully_reshardable",
-        "exit_duration_in_mins",
-        "exit_interval",
-        "exit_signal_handler",
         "full_validation",
         "hybrid_context_parallel",
     ),
@@ -72,6 +70,8 @@ _REFUSED = (
 _GLOO = "enable_gloo_process_groups", "use_gloo_process_groups"
 """Argument of Megatron-LM up to 0.18, and from 0.19 on."""
 _OVERLAPS = "overlap_grad_reduce", "overlap_param_gather", "overlap_param_gather_with_optimizer_step"
+_EXITS = "exit_interval", "exit_duration_in_mins", "exit_signal_handler"
+"""Arguments of Megatron-LM that end a script; SIGTERM to the agents has the effect of the last one anyway."""
 _START = "_initialize_distributed"
 _REPLACED = ("train", "train_step", "training_log", "load_checkpoint", "save_checkpoint")
 
@@ -210,6 +210,7 @@ class _Pretraining:
         self._samples: dict[int, Samples] = {}  # by the id of the iterator that stands for them
         self._acts_as: int | None = None
         self._steps: Iterator[int] = iter(())
+        self._began = time.monotonic()
 
     def install(self) -> None:
         try:
@@ -268,6 +269,8 @@ class _Pretraining:
 
         args = self._training.get_args()
         require_fit(self._script.name, args, job := self._session.job)
+        self._exit_interval, self._exit_minutes, _ = (getattr(args, name) for name in _EXITS)
+        vars(args).update(dict.fromkeys(_EXITS))  # Megatron would leave the session before its last step
         if args.use_distributed_optimizer or job.train.accumulation == "exact":
             for name in _OVERLAPS:
                 if getattr(args, name, False):
@@ -372,6 +375,8 @@ class _Pretraining:
         current.set_alone(False)
         if current.step != args.curr_iteration:
             next(self._steps)
+        if self._is_last(current.step):
+            current.stop()
 
         def step() -> Any:
             stepped = current.optimizer_step()
@@ -388,6 +393,11 @@ class _Pretraining:
         if current.is_finished():
             args.train_iters = current.step + 1
         return result
+
+    def _is_last(self, step: int) -> bool:
+        minutes, interval = (time.monotonic() - self._began) / 60, self._exit_interval
+        is_over = self._exit_minutes is not None and minutes > self._exit_minutes
+        return is_over or bool(interval and (step + 1) % interval == 0)
 
     def training_log(self, *arguments: Any, is_first_iteration: bool = False, **named: Any) -> Any:
         """Megatron logs its first iteration with collectives, which peers of a returning process do not make."""

@@ -118,8 +118,10 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
     parts = "iter_*/*/model_optim_rng.pt" if form == "torch" else "iter_*/__*_0.distcp"
     assert len(list(saved.glob(parts))) == STEPS // 2 * 2 * (2 if EXPERTS in settings else 1)
     (saved / "latest_checkpointed_iteration.txt").write_text("2")
-    again = pretrain(server, script, tmp_path / "again", options=(*options, "--load", str(saved)))
-    assert again.losses == calm.losses[2:]
+    options = *options, "--load", str(saved), "--exit-interval", "5", "--exit-signal-handler"
+    again = pretrain(server, script, tmp_path / "again", options=options)
+    assert again.losses == calm.losses[2:5]
+    assert again.ended_early
 
 
 @pytest.mark.slow  # imports megatron-core

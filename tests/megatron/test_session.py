@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -361,11 +361,14 @@ def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
     assert all_parts - saved <= {"iter_0000002/rank_000.pt"}  # which it may not have written before it died
 
 
-def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive: Survive) -> None:
-    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}",)
-    result = survive(job(), *options, script=script, stop_at=1)
+@pytest.mark.parametrize(("interval", "stop_at", "steps"), [(0, 1, range(2, STEPS)), (3, None, [3])])
+def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(
+    interval: int, stop_at: int | None, steps: Sequence[int], survive: Survive
+) -> None:
+    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}", f"--exit-interval={interval}")
+    result = survive(job(), *options, script=script, stop_at=stop_at)
     assert result.ended_early
-    assert 2 <= len(result.losses) < STEPS
+    assert len(result.losses) in steps
     assert len(logged(result, "1.1", "test")) == 1  # after the loop
     assert len(result.digests) == 4
 

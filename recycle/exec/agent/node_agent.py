@@ -21,6 +21,7 @@ from recycle.exec.protocol import (
     Batch,
     Committed,
     Drain,
+    EndAsked,
     Ended,
     EvaluationResult,
     FaultReached,
@@ -126,9 +127,9 @@ class UnansweredMessages:
             self._forget(lambda said: isinstance(said.message, StepReport) and said.message.step < step)
 
     def drop_processes(self, members: list[str]) -> None:
-        """Drop `Ready` and `Leaving` messages of processes that have ended."""
+        """Drop the requests of processes that have ended, and their `Ready`."""
         gone = set(members)
-        self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
+        self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving | EndAsked))
 
     def messages(self) -> list[FromWorker]:
         return list(self._messages.values())

@@ -95,8 +95,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "corrupt": lambda e: f"step {e['step']}: {e['what']}",
     "stopped": lambda e: (
         (f"ended early after step {e['step']}" if e["step"] >= 0 else "ended before the first step")
-        + " on request; "
-        + (f"resume from {e['checkpoint']}" if e["checkpoint"] else "without a checkpoint")
+        + " on request"
+        + (f"; resume from {e['checkpoint']}" if e["checkpoint"] else "")
     ),
     "warning": lambda e: f"warning: {e['message']}",
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",

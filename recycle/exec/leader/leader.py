@@ -47,6 +47,7 @@ from recycle.exec.protocol import (
     STAGE_LOST,
     Batch,
     Commit,
+    EndAsked,
     Ended,
     FaultReached,
     FinalState,
@@ -103,7 +104,7 @@ class Leader(Generations):
             Planned: self.plans.take,
             CheckpointCompleted: self.checkpoints.completed,
             CheckpointFound: self._take_checkpoint,
-            EndEarly: lambda asked: self._end_early(),
+            EndEarly: self._end_early,
             Begin: self._take_begin,
         }
         self._process_handlers: dict[type, Callable[[str, Any], object]] = {
@@ -114,6 +115,7 @@ class Leader(Generations):
             FinalState: self._take_final_state,
             Warned: self._take_warning,
             FaultReached: self._take_fault,
+            EndAsked: self._end_early,
         }
 
     def take(self, now: float, message: FromWorker | Batch | Ended | Hello | RuntimeMessage) -> list[Action]:
@@ -408,10 +410,10 @@ class Leader(Generations):
 
     # The end of the run.
 
-    def _end_early(self) -> None:
+    def _end_early(self, *_: object) -> None:
         if not self.ends_early:
             self._ends_since = self.now
-            self.ends_early = self.checkpoints.keeps_last = True
+            self.ends_early, self.checkpoints.keeps_last = True, not self.run.is_script
 
     def _end_without_iteration(self) -> bool:
         """The committed state is saved to a checkpoint, unless it is in a checkpoint or no step was committed."""
