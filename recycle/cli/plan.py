@@ -22,6 +22,7 @@ from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import EvenedJob
+from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
@@ -32,6 +33,8 @@ from recycle.solve.problem import Problem
 from recycle.solve.refreshing import PlanDrift, refresh
 
 INTERRUPTED = 130
+UNEVEN = 1.1
+"""Work of a rank, relative to the mean, above which another split is suggested."""
 
 
 def plan(
@@ -147,10 +150,12 @@ def _plan_one(
     figures = result.summary()
     if isinstance(stated, EvenedJob) and result.schedule.placing is not None:
         figures["split"] = price(stated.placed(result.schedule.placing)).model.split
-    return Result(figures, partial(_print_plan, result, failed, figures.get("split"), output))
+    return Result(figures, partial(_print_plan, job, result, failed, figures.get("split"), output))
 
 
-def _print_plan(result: Plan, failed: list[Worker], split: list[int] | None, output: Path | None) -> None:
+def _print_plan(
+    job: PricedJob, result: Plan, failed: list[Worker], split: list[int] | None, output: Path | None
+) -> None:
     print("Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
     figures = (
         f"{result.period:g}",
@@ -168,11 +173,26 @@ def _print_plan(result: Plan, failed: list[Worker], split: list[int] | None, out
         print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
     if split is not None:
         print(f"layers of the stages, as [model] split: {split}")
+    _print_unevenness(job)
     _print_layout(result)
     if count := result.summary().get("offloads"):
         print(f"{count} activations leave for the host and return, on lines `out` and `back` of recycle simulate")
     if output is not None:
         print(f"{output}: written, hash {result.hash}")
+
+
+def _print_unevenness(job: PricedJob) -> None:
+    if job.times.profile != ANALYTIC or job.model.split is not None:
+        return
+    shape, names = job.shape, ("forward", "backward_input", "backward_weight")
+    stages = [sum(times) for times in zip(*(job.prices.per_stage(name, shape.stages) for name in names), strict=True)]
+    ranks = [sum(stages[stage] for stage in shape.stages_of_rank(rank)) for rank in range(shape.ranks)]
+    ratio = max(ranks) * len(ranks) / sum(ranks)
+    if ratio > UNEVEN:
+        print(
+            f'rank {ranks.index(max(ranks))} has {ratio:.2f} times the mean work: try [model] split = "auto", which'
+            " chooses the layers of the stages"
+        )
 
 
 def _print_layout(result: Plan) -> None:
@@ -258,6 +278,7 @@ def _plan_many(
         if threshold is not None:
             _drift_table(drifts, threshold, now)
         _library_table(table, f"{len(entries)} plans, kept {_where(library, cache)}")
+        _print_unevenness(job)
         if not complete:
             print(
                 f"Up to {failures} dead workers have too many failure vectors to plan each. Planned are the likeliest,"

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_library_table_shows_relative_throughput(plan):
     lines = plan(TINY, "--failures 2 --library plans").out.splitlines()
     (line,) = [line.split() for line in lines if line.startswith("1 0 ")]
     assert {"77.8%", "93.3%", "9"} <= set(line)
+
+
+@pytest.mark.parametrize(("split", "ratio"), [("", ["1.18"]), ('split = "auto"\n', []), ("split = [4, 4]\n", [])])
+def test_a_rank_with_more_work_than_the_others_is_named(plan, split, ratio):
+    model = f"[model]\nlayers = 8\nhidden = 256\nsequence = 512\nvocabulary = 8000\n{split}"
+    text = TINY.replace("limit = 3", "limit = 8") + model + '[times]\nprofile = "analytic"\n[planner]\nsteps = 1\n'
+    assert re.findall(r"rank 1 has (\S+) times the mean work", plan(text).out) == ratio
 
 
 def test_json_states_the_limit_of_the_layout(plan):
