@@ -19,6 +19,7 @@ from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, away_from, executed_schedule
+from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 
@@ -128,7 +129,12 @@ class LaneTable:
 
     @classmethod
     def from_timeline(
-        cls, timeline: Timeline, *, process_of: Mapping[Worker, Worker] | None = None, marks: Marks | None = None
+        cls,
+        timeline: Timeline,
+        unit: Literal["s", ""] = "",
+        *,
+        process_of: Mapping[Worker, Worker] | None = None,
+        marks: Marks | None = None,
     ) -> LaneTable:
         """Build the lanes of a planned iteration.
 
@@ -136,9 +142,10 @@ class LaneTable:
             process_of: role -> process with that role, where the names differ.
         """
         schedule = timeline.schedule
-        return cls._from_schedule(
+        table = cls._from_schedule(
             schedule, timeline.start, timeline.end, timeline.profile, process_of, timeline.critical_path, marks
         )
+        return replace(table, unit=unit)
 
     def with_times_of(self, timeline: Timeline) -> LaneTable:
         """Return the table of the same schedule with other times; quick if the order of operations stays the same."""
@@ -149,7 +156,7 @@ class LaneTable:
         is_drawn[instants] = True
         if np.count_nonzero(is_drawn) != len(rows) or not is_drawn[rows].all() or not _is_sorted(end, start, worker):
             marks = Marks(rows[self.has(Flag.VIOLATION)].tolist(), instants.tolist())
-            return replace(LaneTable.from_timeline(timeline, marks=marks), labels=self.labels)
+            return replace(LaneTable.from_timeline(timeline, self.unit, marks=marks), labels=self.labels)
         critical = np.zeros(len(columns), dtype=np.uint8)
         critical[list(timeline.critical_path)] = Flag.CRITICAL
         share = weight_share(timeline.profile, timeline.schedule.shape)
@@ -245,6 +252,11 @@ class LaneTable:
         table = cls._from_schedule(schedule, start, end, profile, process_of, (), None)
         is_dead = [process_of.get(worker, worker) in failed for worker in table.workers]
         return replace(table, failed=table.failed | is_dead, origin=origin, unit="s")
+
+
+def unit_of(job: Job | None) -> Literal["s", ""]:
+    """Return the unit of a job's plans."""
+    return "s" if job is not None and job.seconds_per_unit == 1 else ""
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:

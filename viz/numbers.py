@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import floor, log10
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from viz.lanes import LaneTable
 
@@ -72,12 +72,12 @@ PLAN_UNIT = TimeUnit(1.0, "")
 
 def time_unit(table: LaneTable, span: float | None = None) -> TimeUnit:
     """Return the unit for an axis of length `span`; None: the table's span."""
-    return PLAN_UNIT if table.unit != "s" else seconds_unit(table.span if span is None else span)
+    return unit_for(table.span if span is None else span, table.unit)
 
 
-def seconds_unit(length: float) -> TimeUnit:
-    """Return the unit for an axis of `length` seconds."""
-    return TimeUnit(1.0, "s") if length >= 2.0 else TimeUnit(1000.0, "ms")
+def unit_for(length: float, unit: Literal["s", ""] = "s") -> TimeUnit:
+    """Return the unit for an axis of `length` seconds, or units of a profile."""
+    return PLAN_UNIT if not unit else TimeUnit(1.0, "s") if length >= 2.0 else TimeUnit(1000.0, "ms")
 
 
 def ticks(length: float) -> list[float]:

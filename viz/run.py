@@ -28,7 +28,7 @@ from recycle.runs.logs import plan_file
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
 from viz.lane_cache import Limits, TimedLanes, TimelineContext
-from viz.lanes import LaneTable, Panel
+from viz.lanes import LaneTable, Panel, unit_of
 from viz.numbers import is_number
 
 T = TypeVar("T")
@@ -296,7 +296,7 @@ class Run:
         if context is None:
             return TimedLanes(LaneTable.until_deadlock(lowered_graph(plan), self.profile))
         unit = self.job.seconds_per_unit if self.job else None
-        table = LaneTable.from_timeline(context.timeline, process_of=process_of)
+        table = LaneTable.from_timeline(context.timeline, unit_of(self.job), process_of=process_of)
         return TimedLanes(table, context, seconds_per_unit=unit)
 
     @cached_property

@@ -148,7 +148,7 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
     executed = source.executed()
     if executed is None:
         return None
-    lanes = replace(LaneTable.from_timeline(executed), unit="s")
+    lanes = LaneTable.from_timeline(executed, "s")
     return ScheduleFile(path, source.schedule, executed, lanes, check(source.schedule), executed=True)
 
 

@@ -23,7 +23,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, failure_vector, rename, require_hosts
 from viz.condition import Condition
 from viz.lane_cache import BoundedCache, TimedLanes, TimelineContext
-from viz.lanes import LaneTable
+from viz.lanes import LaneTable, unit_of
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError if none exists."""
@@ -49,10 +49,11 @@ class PlannedOutcome:
     source: Source
     seconds: float
     condition: Condition
+    unit: Literal["s", ""]
 
     @cached_property
     def timed(self) -> TimedLanes:
-        return TimedLanes(LaneTable.from_timeline(self.timeline), self.context)
+        return TimedLanes(LaneTable.from_timeline(self.timeline, self.unit), self.context)
 
     @property
     def idle(self) -> list[Worker]:
@@ -164,7 +165,7 @@ class WhatIf:
         shape, job = plan.schedule.shape, self.job
         profile = profile_of_layout(job, self.profile, shape) if job else self.profile
         timeline = simulate(plan.schedule, profile)
-        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition)
+        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition, unit_of(job))
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
         vector = failure_vector(self.shape, failed)

@@ -173,6 +173,12 @@ def test_the_library_is_listed_by_failures_with_its_figures(library: Path) -> No
     assert page.what_if.outcome(dead_roles(page.what_if.shape, [0, 1])).source == "library"
 
 
+@pytest.mark.parametrize(("profile", "unit"), [('profile = "analytic"', "s"), ("forward = 2.0", "")])
+def test_plans_are_in_seconds_where_the_profile_is(profile: str, unit: str) -> None:
+    job = Job.from_toml(f"[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n[times]\n{profile}\n")
+    assert WhatIf(job, None, partial(plan, job, quick=True)).outcome([]).timed.table.unit == unit
+
+
 @pytest.mark.slow
 def test_a_longer_search_replaces_a_plan_with_a_longer_period() -> None:
     job = Job.from_toml("[shape]\npipelines = 2\nranks = 3\nmicro_batches = 5\n[memory]\nlimit = 3\n")

@@ -166,7 +166,7 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
         scale, method = align(item.timeline, executed.timeline, item.seconds_per_unit)
         notes.append(f"{item.title}: 1 unit = {scale:.4g} s; {method}.")
         timeline = scale_timeline(item.timeline, scale)
-        lanes = replace(LaneTable.from_timeline(timeline), unit="s")
+        lanes = LaneTable.from_timeline(timeline, "s")
         aligned.append(TimedLanes(lanes, replace(item.known_context, timeline=timeline, plan=None), title=item.title))
     return aligned, notes
 

@@ -16,7 +16,8 @@ from recycle.job.shape import Worker
 from recycle.plans import dead_roles
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.numbers import PLACE_DIGITS, percent, short, signed_percent
+from viz.lanes import unit_of
+from viz.numbers import PLACE_DIGITS, percent, short, signed_percent, unit_for
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view
@@ -79,7 +80,8 @@ class PlansPage(Page):
         if not entries:
             return parts.card("Library", parts.empty_state("No plan library was given.", MAKE_LIBRARY))
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
-        head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "")
+        unit = unit_for(max(entry.period for entry in entries), unit_of(self.what_if.job))
+        head = ("dead", f"period{unit.suffix}", "bound", "gap", "throughput", "")
         rows = []
         for entry in entries[:MAX_ENTRIES]:
             identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
@@ -87,10 +89,9 @@ class PlansPage(Page):
             failed_text = ", ".join(dead) or "none"
             rows.append(
                 [
-                    entry.failures,
                     failed_text,
-                    entry.period,
-                    entry.lower_bound,
+                    entry.period * unit.scale,
+                    entry.lower_bound * unit.scale,
                     percent(entry.gap) if entry.gap > 1e-9 else "optimal",
                     percent(fault_free_period / entry.period) if fault_free_period and entry.period else None,
                     parts.button("Show", identifier, f"Show the plan for {failed_text} dead"),

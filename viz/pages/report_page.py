@@ -11,7 +11,7 @@ from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import FILLS, over_time_figure
-from viz.numbers import PLACE_DIGITS, is_number, percent, seconds_unit, short
+from viz.numbers import PLACE_DIGITS, is_number, percent, short, unit_for
 from viz.pages import parts
 from viz.pages.page import PageOfRun
 from viz.pages.run_page import RunPage
@@ -83,7 +83,7 @@ class ReportPage(PageOfRun):
                     short(context.timeline.period, PLACE_DIGITS) if context else None,
                     bound and short(bound[0], PLACE_DIGITS),
                     bound and percent(bound[1]),
-                    measured and seconds_unit(measured).amount(measured),
+                    measured and unit_for(measured).amount(measured),
                 ]
             )
         return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)

@@ -132,8 +132,9 @@ export function drawDeltas(view, picture) {
     for (let i = 0; i < table.length; i++) {
       if (table.start[i] >= t0 && table.start[i] <= t1 && table.isWork[table.kind[i]] && !Number.isNaN(deltas[i])) inView.push(i);
     }
-    const words = `Later starts in ${name}: ${table.time(low)} to ${table.time(high)}`;
-    const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show: (value) => shown(value * table.unit[0]) };
+    const [scale, unit] = table.unit, show = (value) => shown(value * scale);
+    const words = `Later starts in ${name}: ${show(low)} to ${show(high)} ${unit}`.trim();
+    const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show };
     strip(view, picture, place, at, axis, (context, x, y) => {
       line(context, left, left + width, y(0), theme.muted, ratio);
       if (inView.length <= MAX_POINTS) {
