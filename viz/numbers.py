@@ -37,8 +37,8 @@ def signed_percent(share: float) -> str:
 
 
 def bytes_text(amount: float) -> str:
-    """Format bytes: "1.5 GB"."""
-    return f"{short(amount / 1e9)} GB"
+    """Format bytes: "1.5 GB", "8.4 MB"."""
+    return f"{short(amount / 1e9)} GB" if amount >= 1e9 else f"{short(amount / 1e6)} MB"
 
 
 MAX_TICKS = 10

@@ -114,7 +114,7 @@ class PlansPage(Page):
         outcomes |= {title: outcome for title, other in others.items() if (outcome := self._outcome_or_none(other))}
         scenario = Scenario.of(times, "")
         columns = [(title, self.cache.context_under(each.context, scenario)) for title, each in outcomes.items()]
-        head, rows = figures_table(columns)
+        head, rows = figures_table(columns, current.timed.unit)
         if text and (whole := self._outcome_or_none("")) is not None:
             usual = self.cache.context_under(whole.context, scenario).timeline.period
             against = (signed_percent(each.timeline.period / usual - 1) for _, each in columns)
@@ -183,7 +183,7 @@ class PlansPage(Page):
     def static_content(self) -> list[Any]:
         content = [html.H2(self.title, className="source"), self.library()]
         if (fault_free := self._outcome_or_none("")) is not None:
-            figures = parts.table(*figures_table([("all workers", fault_free.context)]))
+            figures = parts.table(*figures_table([("all workers", fault_free.context)], fault_free.timed.unit))
             content[1:1] = [parts.card("Plan with all workers", self.lanes("", []), figures)]
         return content
 

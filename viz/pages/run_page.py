@@ -10,7 +10,7 @@ from dash import Dash, ctx, dcc, html, set_props
 from viz.figures.charts import event_text, run_figure
 from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable, with_common_span
-from viz.numbers import is_number
+from viz.numbers import is_number, short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, PageOfRun, keep_in_address
@@ -236,4 +236,5 @@ def _details(event: dict[str, Any]) -> str:
         details["roles"] = ", ".join(f"{process} has role {role}" for process, role in swapped.items()) or "as started"
     if isinstance(details.get("live"), list):
         details["live"] = f"{len(details['live'])} workers"
-    return "; ".join(f"{key} {value}" for key, value in details.items())
+    texts = {key: short(value) if isinstance(value, float) else value for key, value in details.items()}
+    return "; ".join(f"{key} {text}" for key, text in texts.items())

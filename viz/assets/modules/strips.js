@@ -41,7 +41,8 @@ function line(context, x0, x1, y, colour, wide, [dash, gap] = [x1 - x0, 0]) {
 }
 
 const shown = (value) => String(+value.toPrecision(4));
-const amount = (value, inBytes) => (inBytes ? `${+(value / 1e9).toPrecision(3)} GB` : shown(value));
+const bytes = (value, unit, word) => `${+(value / unit).toPrecision(3)} ${word}`;
+const amount = (value, inBytes) => (!inBytes ? shown(value) : value >= 1e9 ? bytes(value, 1e9, "GB") : bytes(value, 1e6, "MB"));
 
 /* {limits, from, after, inBytes} of a table: limits, and memory from the start and end of each operation. */
 async function fetchHeld(table) {
