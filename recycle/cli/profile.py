@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import Result, print_table, progress_bars
+from recycle.cli.terminal import Result, print_table, progress_bars, seconds_text
 from recycle.errors import JobError, ScheduleError
 from recycle.files import require_writable
 from recycle.ir import formats
@@ -104,7 +104,7 @@ def _profile_trace(trace: Path, output: Path | None) -> Result:
 def _print_traced(measured: Profile, stages: int, unit: str, output: Path | None) -> None:
     print(unit)
     _print_stages(measured, stages, ("forward", "backward_input", "backward_weight", "step"))
-    print(f"link between two workers: {_seconds(measured.latency)}")
+    print(f"link between two workers: {seconds_text(measured.latency)}")
     if output is not None:
         print(f"{output}: written, hash {measured.digest()}")
 
@@ -119,9 +119,9 @@ def _print_executed(ran: ExecutedRun, output: Path) -> None:
     for worker, factor in ran.profile.speed.items():
         print(f"worker {worker} took {factor:g} times as long as its peers")
     if ran.period is not None:
-        planned = "" if ran.planned_period is None else f", planned {_seconds(ran.planned_period)}"
+        planned = "" if ran.planned_period is None else f", planned {seconds_text(ran.planned_period)}"
         error = "" if ran.period_error is None else f" ({ran.period_error:+.1%}, median over the steps)"
-        print(f"executed period {_seconds(ran.period)}{planned}{error}")
+        print(f"executed period {seconds_text(ran.period)}{planned}{error}")
     print(f"{output}: written, hash {ran.profile.digest()}")
 
 
@@ -147,20 +147,16 @@ def _cell(profile: Profile, name: str, stage: int, stages: int, planned: Profile
     if name in BYTES:
         return _bytes(value)
     if planned is not None:
-        return f"{_seconds(value)} / {_seconds(planned.per_stage(name, stages)[stage])}"
+        return f"{seconds_text(value)} / {seconds_text(planned.per_stage(name, stages)[stage])}"
     spread = profile.measured.get("spread", {}).get(name)
-    return _seconds(value) + (f" ±{spread[stage] / 2:.0%}" if spread else "")
+    return seconds_text(value) + (f" ±{spread[stage] / 2:.0%}" if spread else "")
 
 
 def _link(profile: Profile) -> str:
     bandwidth = "" if profile.bandwidth is None else f", {_bytes(profile.bandwidth)}/s"
-    link = f"link between two workers: {_seconds(profile.latency)}{bandwidth}"
+    link = f"link between two workers: {seconds_text(profile.latency)}{bandwidth}"
     host = "" if profile.host_bandwidth is None else f"; host: {_bytes(profile.host_bandwidth)}/s"
     return f"{link}{host}; held from I to W: {profile.weight_stash:.0%} of an activation"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
 
 
 def _bytes(value: float) -> str:

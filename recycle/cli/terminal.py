@@ -131,3 +131,7 @@ def megabytes(phase: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function for progress in bytes: (done, total)."""
     with progress_bars(otherwise=TwentiethLines()) as advance:
         yield lambda done, total: advance(phase, done // 10**6, total // 10**6, "MB")
+
+
+def seconds_text(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"

@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from recycle.cli.planner import plan_for_training, require_plannable
-from recycle.cli.terminal import print_table
+from recycle.cli.terminal import print_table, seconds_text
 from recycle.errors import JobError, errors_as
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish as draw_faults
 from recycle.exec.faults.kinds import KINDS, PHASES
@@ -28,7 +28,7 @@ from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.reference import explain_job
-from recycle.job.shape import Shape, place_workers
+from recycle.job.shape import place_workers
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
@@ -175,7 +175,7 @@ def train_here(
 
     runs, name = Path("runs"), job.resolve().parent.name
     directory = run or (newest_run(runs, name) if resume else unused_directory(runs, name))
-    lines = ProgressLines(described.train.steps if steps is None else steps, described.shape)
+    lines = ProgressLines(described.train.steps if steps is None else steps, described)
     again = f"recycle {'agent' if command else 'train'} {job} --resume --run {directory}"
     again += " -- COMMAND" if command else ""
     with end_at_termination(described.membership.grace) as stop:
@@ -300,7 +300,7 @@ def agent(
         schedule=own,
         planner=plan_for_training,
         faults=faults,
-        observer=ProgressLines(count, described.shape),
+        observer=ProgressLines(count, described),
         command=command or (),
         script_restarts=restarts,
     )
@@ -373,8 +373,8 @@ _MODES = {"barrier": "with the barrier", "staggered": "staggered"}
 class ProgressLines(Observer):
     """Observer that prints a line per step, failure, recovery and re-join."""
 
-    def __init__(self, steps: int, shape: Shape) -> None:
-        self._steps, self._shape = steps, shape
+    def __init__(self, steps: int, job: Job) -> None:
+        self._steps, self._shape, self._unit = steps, job.shape, job.seconds_per_unit
         self.last = -1
 
     def waiting(self, what: str) -> None:
@@ -384,10 +384,11 @@ class ProgressLines(Observer):
         self.last = line["step"]
         width = len(str(self._steps))
         evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
+        period = f"{line['period']:g}" if self._unit is None else seconds_text(line["period"] * self._unit)
         print_line(
             f"step {line['step']:>{width}}/{self._steps}  loss {_loss(line['loss'])}{evaluated}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
-            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
+            f"  plan {line['plan'][:8]}  period {period} ({line['mode']})"
         )
 
     def event(self, event: dict[str, Any]) -> None:
