@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Bounds = tuple[npt.ArrayLike, npt.ArrayLike]
-"""Least and most, of each row."""
-Entries = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
-"""Row, column and value of the entries of a matrix; entries of one place add up."""
-
 
 def solver_of(
     cost: npt.ArrayLike,
     most: npt.ArrayLike,
-    bounds: Bounds,
-    entries: Entries,
+    bounds: Sequence[npt.ArrayLike],
+    entries: Sequence[npt.ArrayLike],
     *,
     whole: Sequence[bool] = (),
     **options: Any,
@@ -26,6 +21,8 @@ def solver_of(
     """Return the solver of a program: minimize cost of nonnegative variables of at most `most`, under rows.
 
     Args:
+        bounds: least and most, of each row.
+        entries: row, column and value of each entry of the matrix; entries of one place add up.
         whole: whether each variable is whole; empty for a linear program.
         options: of HiGHS, besides those that make it deterministic.
     """
@@ -84,8 +81,8 @@ class LinearProgram:
         solver = solver_of(
             self.cost,
             self._most,
-            tuple(zip(*self._bounds, strict=True)),
-            tuple(zip(*entries, strict=True)),
+            [*zip(*self._bounds, strict=True)],
+            [*zip(*entries, strict=True)],
             whole=self._whole,
             random_seed=0,
             mip_rel_gap=0.05,

@@ -273,7 +273,9 @@ class _FluidRelaxation:
         gain = np.zeros(count)
         gain[0] = 1.0
         bounds = np.full(self.row_count, -inf), limits
-        time = {"time_limit": max(0.0, deadline.seconds_left)} if deadline.seconds_left < inf else {}
+        time: dict[str, Any] = {}
+        if deadline.seconds_left < inf:
+            time["time_limit"] = max(0.0, deadline.seconds_left)
         for presolve in ("on", "off"):  # presolve sometimes returns useless multipliers
             solver = solver_of(
                 -gain,
