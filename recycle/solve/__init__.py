@@ -8,7 +8,7 @@ problem         the planning problem in numbers, and orders of operations
 assignment      live worker of each micro-batch at each stage
 template        a fault-free pipeline whose order is copied or unfolded
 bounds/         lower bounds: closed forms and linear programs
-search/         list scheduling, insertion, waves and annealing
+search/         list scheduling, insertion, waves, policies and annealing
 layout/         layouts in which live workers host other layers than before
 time_indexed    exact integer program for small problems, in a child process
 adapt           a given schedule on any placement, without the dead workers

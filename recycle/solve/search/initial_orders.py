@@ -177,7 +177,7 @@ def may_exchange(problem: Problem) -> bool:
     """Return whether pipelines may gain by running second chunks of each other on the V: at a limit of 3 somewhere.
 
     A rank holds both chunks of a micro-batch while it holds the second one. With three places a pipeline alone leaves
-    one empty, and two such places of peers hold a further micro-batch. No gain was found for limits of 5 and more.
+    one empty, and two such places of peers hold a further micro-batch. At a limit of 5 no gain was found.
     """
     shape, is_odd = problem.shape, any(3 <= cap < 4 for cap in problem.cap)
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd

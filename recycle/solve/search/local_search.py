@@ -1,7 +1,7 @@
 """Local search from initial orders: waves and insertion if they are promising, then parallel walks of several seeds.
 
-A walk anneals single operations. Walks differ only in their seed, so the number of parallel walks affects only the
-duration. With a limit of steps the result depends only on the seed and the steps.
+A walk varies the policy, then anneals single operations. Walks differ only in their seed, so the number of parallel
+walks affects only the duration. With a limit of steps the result depends only on the seed and the steps.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from recycle.solve.constants import (
     FIRST_START_SHARE,
     INSERTION_RATIO,
     INSERTION_SHARE,
+    LESS_POLICY_SHARE,
+    MOST_POLICIES,
     MOVES_UP_TO,
     ONE_WALK_FROM,
     ONE_WALK_UP_TO,
     PIPELINE_INSERTION_SHARE,
+    POLICY_SHARE,
     PROCESS_SECONDS,
     WALKS,
     WAVE_SECONDS,
     WAVE_SHARE,
 )
-from recycle.solve.effort import Deadline, Effort, Incumbent, Stop, shortest
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, shortest
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import SearchStart
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.list_scheduling import Policy
+from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 
 
@@ -70,32 +75,43 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
         is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = shortest([best, vary_insertion(problem, *inserted, part)])
-    return _walks(problem, best, effort.remaining())
+    return _walks(problem, best, start.policy, effort.remaining())
 
 
-def _walks(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
-    if effort.is_met(problem, start.period) or effort.deadline.is_over or problem.size >= MOVES_UP_TO:
+def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
+    if effort.is_met(problem, start.period) or effort.deadline.is_over:
         return start
     if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
-        return shortest(_in_processes(problem, start, effort))
+        return shortest(_in_processes(problem, start, policy, effort))
     is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
     walks = 1 if is_long else WALKS
     results = [start]
     for turn in range(walks):
         part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)
-        results.append(improve(problem, start, part))
+        results.append(_walk(problem, start, policy, part))
         if effort.is_met(problem, results[-1].period):
             break
     return shortest(results)
 
 
-def _in_processes(problem: Problem, start: Incumbent, effort: Effort) -> list[Incumbent]:
+def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
+    is_plain = problem.shape.chunks == 1 < problem.shape.pipelines
+    share = POLICY_SHARE if is_plain and problem.size < ANNEALING_UP_TO else LESS_POLICY_SHARE
+    if problem.size >= MOVES_UP_TO:
+        share = 1.0
+    most = min(MOST_POLICIES, 3 * problem.size) * STEPS_OF_ORDER
+    steps = most if effort.steps is None else min(most, effort.steps)
+    varied = vary_policy(problem, start, policy, effort.part(share, steps=steps))
+    return improve(problem, varied, effort.part(1.0)) if problem.size < MOVES_UP_TO else varied
+
+
+def _in_processes(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> list[Incumbent]:
     over, deadline, processes = multiprocessing.get_context("spawn").Event(), effort.deadline, effort.processes
     seconds = None if effort.steps is not None else deadline.seconds_left / -(-WALKS // processes)
     steps = None if effort.steps is None else effort.steps // WALKS
     results: dict[int, Incumbent] = {}
     seeds = range(effort.seed * WALKS, (effort.seed + 1) * WALKS)
-    tasks = iter([(problem, start, effort.bound, steps, seconds, seed) for seed in seeds])
+    tasks = iter([(problem, start, policy, effort.bound, steps, seconds, seed) for seed in seeds])
     walks = map_unordered(
         partial(_walk_in_child, over), tasks, processes, lambda: over.set() if deadline.is_over else None
     )
@@ -113,10 +129,11 @@ def _walk_in_child(
     over: Stop,
     problem: Problem,
     start: Incumbent,
+    policy: Policy,
     bound: float,
     steps: int | None,
     seconds: float | None,
     seed: int,
 ) -> tuple[Incumbent, int]:
     effort = Effort(bound, Deadline(seconds, over), steps, seed)
-    return improve(problem, start, effort), effort.spent
+    return _walk(problem, start, policy, effort), effort.spent

@@ -20,6 +20,7 @@ from recycle.solve.search.initial_orders import SearchStart, find_initial_order
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.local_search import search_from
 from recycle.solve.search.order_kernels import time_order
+from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -29,6 +30,7 @@ def insertion(begun: SearchStart, effort: Effort) -> Incumbent:
 
 
 SEARCHES: dict[str, Callable[[SearchStart, Effort], Incumbent]] = {
+    "policies": lambda begun, effort: vary_policy(begun.problem, begun.best, begun.policy, effort),
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
     "insertion": insertion,
     "waves": lambda begun, effort: best_wave(begun.problem, effort),
