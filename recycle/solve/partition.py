@@ -50,23 +50,21 @@ def settle(job: Job) -> Job:
     """
     if job.grid.placement == AUTO:
         return min((settle(job.placed(placement)) for placement in PLACEMENTS), key=_first_period)
-    return _with_chosen_split(job.to_toml()) if isinstance(job, EvenedJob) and job.is_open else Job(**job.sections())
+    return _with_chosen_split(job) if isinstance(job, EvenedJob) and job.is_open else Job(**job.sections())
 
 
-@lru_cache(maxsize=64)
-def _with_chosen_split(text: str) -> Job:
-    job = Job.from_toml(text)
+def _with_chosen_split(job: EvenedJob) -> Job:
     even = even_ranks(layer_seconds(job), job.layers_per_stage(), job.shape) if job.grid.chunks > 1 else None
-    job = _with_split(job, even or job.layers_per_stage())
+    evened = _with_split(job, even or job.layers_per_stage())
     if job.times.profile is None or job.model.kind == "emulated":
-        return job
+        return evened
     if job.times.profile != ANALYTIC:
         measured = job.profile().measured.get("model", {}).get("split")
-        return _with_split(job, measured) if _is_split(measured, job) else job
+        return _with_split(job, measured) if _is_split(measured, job) else evened
     try:
-        return _with_split(job, _search(job))
+        return _with_split(job, _search(evened.to_toml()))
     except JobError:  # a limit that the profile cannot state: planning says so
-        return job
+        return evened
 
 
 def _is_split(sizes: object, job: Job) -> bool:
@@ -74,7 +72,8 @@ def _is_split(sizes: object, job: Job) -> bool:
 
 
 def _with_split(job: Job, sizes: Iterable[int]) -> Job:
-    return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=list(sizes)))
+    sections = job.sections()
+    return Job(**sections | {"model": msgspec.structs.replace(job.model, split=list(sizes))})
 
 
 def _first_period(job: Job, micro_batches: int | None = None, policies: int = QUICK_POLICIES) -> float:
@@ -86,7 +85,9 @@ def _first_period(job: Job, micro_batches: int | None = None, policies: int = QU
         return inf
 
 
-def _search(job: Job) -> tuple[int, ...]:
+@lru_cache(maxsize=64)
+def _search(text: str) -> tuple[int, ...]:
+    job = Job.from_toml(text)
     known: dict[tuple[int, ...], list[float]] = {}
     shape, sizes = job.shape, tuple(job.layers_per_stage())
 

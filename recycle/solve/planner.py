@@ -49,7 +49,7 @@ from recycle.solve.normalize import normalize
 from recycle.solve.offload import SHARE, plan_with_offloads
 from recycle.solve.partition import PLACEMENTS, QUICK_POLICIES
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES, find_starts
+from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts, may_exchange
 from recycle.solve.search.local_search import search_from_all
 from recycle.solve.template import copy_to_pipelines, template_problem
 
@@ -67,6 +67,8 @@ TRIAL_SHARE = 0.15
 """Share of the time for a plan of each placement, if the job leaves the choice open."""
 FIXED_SHARE = 0.25
 """Share of the time of an elastic layout for the plan of the fixed stages."""
+EXCHANGES = 18
+"""Orders of each kind in which pipelines exchange micro-batches."""
 TRAINING_SECONDS = 1.2
 """Seconds per plan during training; the library can be improved later."""
 
@@ -253,6 +255,15 @@ def _plan(
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
         starts = find_starts(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        if (
+            not quick
+            and problem is not whole
+            and may_exchange(whole)
+            and not first.is_met(whole, starts[0].best.period)
+        ):
+            exchanging = find_initial_order(whole, first, EXCHANGES)
+            if exchanging.best.period < starts[0].best.period:
+                problem, starts = whole, [exchanging]
         best = begun_with = starts[0].best
         schedule = schedule_of(copied(best.order))
         simulated = time.perf_counter()

@@ -10,6 +10,7 @@ from benchmarks.automatic_schedules import AUTOMATIC
 from benchmarks.gaps import ONE_CHUNK, zero_bubble_task
 from recycle.errors import PlanError
 from recycle.ir.check import check
+from recycle.ir.operations import operations_of
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Link
 from recycle.job.shape import Worker
@@ -203,6 +204,15 @@ def test_placement_is_chosen_by_the_period():
     assert Plan.from_text(planned.text()).other_placement == other
     assert settled.grid.placement == "v"
     assert plan(settled, steps=200).period == 48 < plan(job(3, 4, 8, **shape)).period
+
+
+def test_pipelines_exchange_second_chunks_where_an_odd_limit_leaves_a_place_empty():
+    priced = job(2, 4, 8, 3, chunks=2, placement="v", steps=100)
+    planned = plan(priced)
+    require_valid(planned, priced, [])
+    work = operations_of(planned.schedule)
+    assert (work.worker // 4 != work.micro_batch // 8).any()
+    assert planned.period <= 78  # 86 without exchanges
 
 
 def test_a_worker_that_hosts_neighboring_stages_of_the_v_transfers_nothing_between_them():

@@ -44,6 +44,7 @@ from recycle.solve.constants import (
     WIDEST_STEP,
 )
 from recycle.solve.effort import Deadline, Pace
+from recycle.solve.linear import solver_of
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 
@@ -271,29 +272,22 @@ class _FluidRelaxation:
                 highest[self._column(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[0] = 1.0
-        # merge lags that the grid rounds to one point: the solver accepts only one entry per place
-        places, entry = np.unique(columns * self.row_count + rows, return_inverse=True)
-        column, row = np.divmod(places, self.row_count)
-        program = highspy.HighsLp()
-        program.num_col_, program.num_row_ = count, self.row_count
-        program.col_cost_, program.col_lower_, program.col_upper_ = -gain, np.zeros(count), highest
-        program.row_lower_, program.row_upper_ = np.full(self.row_count, -highspy.kHighsInf), limits
-        program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=count))])
-        program.a_matrix_.index_ = row
-        program.a_matrix_.value_ = np.bincount(entry, weights=coefficients).astype(np.float64)
-        solver = highspy.Highs()
-        solver.silent()
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("parallel", "off")
-        solver.setOptionValue("solver", "ipx")
-        solver.setOptionValue("run_crossover", "off")
-        solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
+        bounds = np.full(self.row_count, -inf), limits
+        time: dict[str, Any] = {}
         if deadline.seconds_left < inf:
-            solver.setOptionValue("time_limit", max(0.0, deadline.seconds_left))
+            time["time_limit"] = max(0.0, deadline.seconds_left)
         for presolve in ("on", "off"):  # presolve sometimes returns useless multipliers
-            solver.setOptionValue("presolve", presolve)
-            solver.passModel(program)
+            solver = solver_of(
+                -gain,
+                highest,
+                bounds,
+                (rows, columns, coefficients),
+                presolve=presolve,
+                solver="ipx",
+                run_crossover="off",
+                ipm_iteration_limit=MOST_ITERATIONS,
+                **time,
+            )
             solver.run()
             if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
                 break

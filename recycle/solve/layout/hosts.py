@@ -14,8 +14,8 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Move
 from recycle.plans.hosting import without
-from recycle.solve.layout.linear import LinearProgram
 from recycle.solve.layout.units import Parts, Units, count_shared, count_units
+from recycle.solve.linear import LinearProgram
 
 
 def home_pipelines(live: Sequence[Worker], chains: int) -> list[int]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from recycle.plans.hosting import joined
 from recycle.solve.constants import HAND_OVER, MOST_BLOCKS, MOST_NODES, MOST_REPAIRS
-from recycle.solve.layout.linear import LinearProgram
 from recycle.solve.layout.units import Parts, Units, count_shared, count_units
+from recycle.solve.linear import LinearProgram
 from recycle.solve.problem_arrays import Floats, Operations
 
 

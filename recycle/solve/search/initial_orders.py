@@ -153,14 +153,17 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), policies, assignments, first)
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
-    with_parameters = islice(insertion_orders(problem, assignments), most * (problem.size <= INSERTION_UP_TO))
+    is_inserted = problem.size <= INSERTION_UP_TO and (not is_vee or may_exchange(problem))
     simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
-        ((evaluate(problem, order), parameters) for order, parameters in with_parameters),
-        ((incumbent, None) for incumbent in islice(family_incumbents(problem), most)),
+        (
+            (evaluate(problem, order), by)
+            for order, by in islice(insertion_orders(problem, assignments), most * is_inserted)
+        ),
+        ((incumbent, None) for incumbent in islice(family_incumbents(problem), most * (not is_vee))),
     )
     best = shortest(orders)
     inserted: tuple[Incumbent, InsertionParameters] | None = None
-    while not (is_vee or pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)):
+    while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)):
         incumbent, parameters = generated
         best = shortest([best, incumbent])
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
@@ -168,6 +171,16 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
         best = shortest([best, evaluate(problem, moved)])
     return SearchStart(problem, best, policy, inserted)
+
+
+def may_exchange(problem: Problem) -> bool:
+    """Return whether pipelines may gain by running second chunks of each other on the V: at a limit of 3 somewhere.
+
+    A rank holds both chunks of a micro-batch while it holds the second one. With three places a pipeline alone leaves
+    one empty, and two such places of peers hold a further micro-batch. At a limit of 5 no gain was found.
+    """
+    shape, is_odd = problem.shape, any(3 <= cap < 4 for cap in problem.cap)
+    return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
 def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
