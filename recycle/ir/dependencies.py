@@ -283,6 +283,8 @@ class _Builder:
     def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
         worker, (value, offset, origin) = self.ops.worker, need
         consumers = self.select(consumer)
+        if not len(consumers):
+            return
         stage = self.ops.stage[consumers] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
         consumers, stage = consumers[exists], stage[exists]
@@ -311,6 +313,8 @@ class _Builder:
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         row, worker, offset = self.ops.row, self.ops.worker, receive.row.needs[0].offset
         sends, receives = self.select(send), self.select(receive)
+        if not len(sends) + len(receives):
+            return
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)

@@ -21,7 +21,7 @@ from recycle.ir.instruction import (
     StageWide,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, is_kind
+from recycle.ir.kinds import KIND_CLASSES, is_kind, kinds_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape
 
@@ -47,8 +47,10 @@ class Operations:
 
     def select(self, *classes: type[Instruction]) -> Rows:
         """Return the valid operations of these kinds or their subclasses."""
-        chosen = [rows for cls, rows in zip(KIND_CLASSES, self._of_kind, strict=False) if issubclass(cls, classes)]
-        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]), kind="stable")
+        chosen = [rows for kind in kinds_of(classes) if len(rows := self._of_kind[kind])]
+        if len(chosen) > 1:
+            return np.sort(np.concatenate(chosen), kind="stable")
+        return chosen[0] if chosen else np.empty(0, dtype=np.int64)
 
     @cached_property
     def _of_kind(self) -> list[Rows]:
