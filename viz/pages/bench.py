@@ -76,10 +76,12 @@ def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[ht
         hidden=not pages[0].has_lanes,
         data_page=pages[0].prefix,
     )
-    label = "Figures of the timeline"
-    headline = parts.div("headline", id="headline", aria_live="polite", aria_label=label)
-    bar = parts.div("bar", headline, parts.div("bar-tools"))
-    return [workbench, parts.div("pages", *page_slots["page"]), bar]
+    headline = parts.div("headline", id="headline", aria_live="polite", aria_label="Figures of the timeline")
+    return [
+        workbench,
+        parts.div("pages", *page_slots["page"]),
+        parts.div("bar", headline, parts.div("bar-tools")),
+    ]
 
 
 def slots(page: Page) -> dict[str, list[Any]]:

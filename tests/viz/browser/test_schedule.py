@@ -218,7 +218,11 @@ def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Pa
         page.page.wait_for_function("text => document.querySelector('.lanes-tip').innerText.includes(text)", arg=text)
     page.press("Shift+M")
     page.page.locator(".bench-tab", has_text="Figures").click()
+    page.page.hover("tr:has-text('1.1\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}0.1')")
+    page.page.wait_for_function(f"() => {VIEW}.ribbons && !{VIEW}.asked")
+    assert [page.colour(t, 2.5) == palette.BAND for t in (2.5, 3.5, 6.5)] == [False, True, False]  # over 1.0 to 1.1
     page.page.click("text=Only re-routed")
+    assert page(f"() => {VIEW}.ribbons") is None
     page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6")
     assert light(page.colour(0.12, 0.25)) > light(palette.FORWARD.fill) + 60
     page.press("Escape")
