@@ -77,11 +77,7 @@ def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[ht
         data_page=pages[0].prefix,
     )
     headline = parts.div("headline", id="headline", aria_live="polite", aria_label="Figures of the timeline")
-    return [
-        workbench,
-        parts.div("pages", *page_slots["page"]),
-        parts.div("bar", headline, parts.div("bar-tools")),
-    ]
+    return [workbench, parts.div("pages", *page_slots["page"]), parts.div("bar", headline, parts.div("bar-tools"))]
 
 
 def slots(page: Page) -> dict[str, list[Any]]:
