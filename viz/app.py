@@ -184,12 +184,9 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
-    # Without a handler Flask reports Dash's exception as a bug with a traceback.
-    def is_not_there(_: DependencyException) -> Response:
-        return _refused("no such file", 404)
-
     app.server.before_request(refuse)
-    app.server.register_error_handler(DependencyException, is_not_there)
+    # Without a handler Flask reports Dash's exception as a bug with a traceback.
+    app.server.register_error_handler(DependencyException, lambda _: _refused("no such file", 404))
     app.server.after_request(add_headers)
 
 
@@ -218,7 +215,6 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for path in ("/", "/_dash-layout"):
         app.server.test_client().get(path)  # Dash prepares these answers at the first request
-    gc.collect()
     gc.freeze()  # collections skip what stays
     with _listen(port) as listener:
         bound = listener.getsockname()[1]

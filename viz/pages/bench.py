@@ -64,8 +64,9 @@ def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[ht
     }
     tabs = parts.div("bench-tabs", role="tablist", aria_label="Panels")
     dock = html.Aside([tabs, *shared, *page_slots["panels"]], className="bench-dock")
-    size = "Size of the panel: arrow keys change it"
-    splitter = parts.div("bench-split", tabIndex=0, role="separator", aria_label=size)
+    splitter = parts.div(
+        "bench-split", tabIndex=0, role="separator", aria_label="Size of the panel: arrow keys change it"
+    )
     workbench = parts.div(
         "bench",
         parts.div("banner", hidden=True, role="status"),
