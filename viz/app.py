@@ -8,6 +8,7 @@ has no password and can plan and read schedules, so `protect` keeps other web pa
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
@@ -105,7 +106,7 @@ def _layout(pages: Sequence[Page], workspace: Workspace) -> html.Div:
     content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, workspace.given)]
     opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
     top = html.Header(html.H1("recycle"), className="top")
-    return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
+    return html.Div([top, html.Main(content), opened], className="application")
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
@@ -183,12 +184,9 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
-    # Without a handler Flask reports Dash's exception as a bug with a traceback.
-    def is_not_there(_: DependencyException) -> Response:
-        return _refused("no such file", 404)
-
     app.server.before_request(refuse)
-    app.server.register_error_handler(DependencyException, is_not_there)
+    # Without a handler Flask reports Dash's exception as a bug with a traceback.
+    app.server.register_error_handler(DependencyException, lambda _: _refused("no such file", 404))
     app.server.after_request(add_headers)
 
 
@@ -217,6 +215,7 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for path in ("/", "/_dash-layout"):
         app.server.test_client().get(path)  # Dash prepares these answers at the first request
+    gc.freeze()  # collections skip what stays
     with _listen(port) as listener:
         bound = listener.getsockname()[1]
         server = make_server(HOST, bound, app.server, threaded=True, fd=listener.fileno())

@@ -181,8 +181,7 @@ def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
     if peaks := [held for held in memory_of_workers(context) if held is not None]:
         peak = max(peaks, key=lambda held: held.amount / (held.limit or 1.0))
         result.append(Figure("peak memory", str(peak), PEAK, peak.amount))
-    makespan = time("makespan", timeline.makespan, MAKESPAN)
-    return [*result, makespan, share("bubbles from idle", from_idle, FROM_IDLE)]
+    return [*result, time("makespan", timeline.makespan, MAKESPAN), share("bubbles from idle", from_idle, FROM_IDLE)]
 
 
 def steady_bubbles(timeline: Timeline) -> float:

@@ -159,10 +159,9 @@ class LaneTable:
             return replace(LaneTable.from_timeline(timeline, self.unit, marks=marks), labels=self.labels)
         critical = np.zeros(len(columns), dtype=np.uint8)
         critical[list(timeline.critical_path)] = Flag.CRITICAL
-        share = weight_share(timeline.profile, timeline.schedule.shape)
         flags = self.flags & ~np.uint8(Flag.CRITICAL) | critical[rows]
-        speed = timeline.profile.speed
-        return replace(self, start=start, end=end, flags=flags, weight_share=share, speed=speed)
+        share = weight_share(timeline.profile, timeline.schedule.shape)
+        return replace(self, start=start, end=end, flags=flags, weight_share=share, speed=timeline.profile.speed)
 
     @classmethod
     def until_deadlock(cls, graph: EventGraph, profile: Profile, marks: Marks | None = None) -> LaneTable:

@@ -232,9 +232,9 @@ class _Builder:
         self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
-        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
-            for need in consumer.row.needs:
-                self._consumers(consumer, need)
+        for cls in KIND_CLASSES:
+            for need in cls.row.needs if issubclass(cls, Compute | Send) else ():
+                self._consumers(cls, need)
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
         self._stage_wide()
@@ -280,7 +280,7 @@ class _Builder:
         stage = self.ops.stage[ops] + offset
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.ops.micro_batch[ops]
 
-    def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
+    def _consumers(self, consumer: type[Instruction], need: Need) -> None:
         worker, (value, offset, origin) = self.ops.worker, need
         consumers = self.select(consumer)
         stage = self.ops.stage[consumers] + offset
@@ -311,8 +311,7 @@ class _Builder:
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         row, worker, offset = self.ops.row, self.ops.worker, receive.row.needs[0].offset
         sends, receives = self.select(send), self.select(receive)
-        peer = self.columns.peer.astype(np.int64)
-        lane = self.shape.worker_count
+        peer, lane = self.columns.peer.astype(np.int64), self.shape.worker_count
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], offset)
         most = len(sends) + len(receives) + 1

@@ -280,5 +280,11 @@ def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> np
 @reads_kinds
 def _flags(classes: tuple[type, ...]) -> npt.NDArray[np.bool_]:
     flags = np.zeros(MOST_KINDS, dtype=np.bool_)
-    flags[[cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]] = True
+    flags[kinds_of(classes)] = True
     return flags
+
+
+@reads_kinds
+def kinds_of(classes: tuple[type, ...]) -> list[int]:
+    """Return the kinds of these classes and their subclasses."""
+    return [cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]

@@ -21,7 +21,7 @@ from recycle.ir.instruction import (
     StageWide,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, is_kind
+from recycle.ir.kinds import KIND_CLASSES, is_kind, kinds_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape
 
@@ -47,7 +47,9 @@ class Operations:
 
     def select(self, *classes: type[Instruction]) -> Rows:
         """Return the valid operations of these kinds or their subclasses."""
-        chosen = [rows for cls, rows in zip(KIND_CLASSES, self._of_kind, strict=False) if issubclass(cls, classes)]
+        chosen = [self._of_kind[kind] for kind in kinds_of(classes)]
+        if len(chosen) == 1:
+            return chosen[0]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]), kind="stable")
 
     @cached_property
@@ -60,9 +62,8 @@ class Operations:
     def first(self, shape: Shape, chosen: Rows) -> Rows:
         """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""
         first_of_cell = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
-        first_of_cell[self.stage[chosen[::-1]] * shape.global_micro_batches + self.micro_batch[chosen[::-1]]] = chosen[
-            ::-1
-        ]
+        latest = chosen[::-1]
+        first_of_cell[self.stage[latest] * shape.global_micro_batches + self.micro_batch[latest]] = latest
         return first_of_cell
 
 

@@ -72,7 +72,8 @@ def test_re_routed_work_is_listed_by_dead_worker_and_host(broken_timeline: Timel
     ]
     starts = {str(entry.table.instruction(i)): entry.table.start[i] for i in range(len(entry.table))}
     expected = [[1, starts[f"1{kind}1.0"], starts[f"1{kind}1.0"] + 1] for kind in "FIW"]
-    assert [button["data-places"] for button in of_type(plain(card), "Button")[1:2]] == [json.dumps(expected)]
+    show = of_type(plain(card), "Button")[1]
+    assert (show["data-places"], show["data-home"]) == (json.dumps(expected), 3)
     whole = entry_of(simulate(one_f_one_b(Shape(1, 2, 2))))
     assert panels.rerouted_card(whole, whole.context) == []
 

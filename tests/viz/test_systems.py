@@ -19,7 +19,7 @@ from viz.pages.page import Workspace
 from viz.pages.systems_page import SystemsPage
 from viz.sources import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 
-JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n"
+JOB = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 3\n[memory]\nlimit = 3\n"
 
 
 TRACE = "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n"

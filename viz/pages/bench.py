@@ -46,7 +46,7 @@ SLOTS = ("page", "controls", "lanes", "panels")
 
 
 def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[html.Div]:
-    """Build the pages without lanes, and the workbench with lanes and dock.
+    """Build the workbench with lanes and dock, the pages without lanes, and the bar; the style sheet places them.
 
     Args:
         pages: all pages of the application; each gets its places here. Only the first is filled, see `slots`.
@@ -64,8 +64,9 @@ def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[ht
     }
     tabs = parts.div("bench-tabs", role="tablist", aria_label="Panels")
     dock = html.Aside([tabs, *shared, *page_slots["panels"]], className="bench-dock")
-    size = "Size of the panel: arrow keys change it"
-    splitter = parts.div("bench-split", tabIndex=0, role="separator", aria_label=size)
+    splitter = parts.div(
+        "bench-split", tabIndex=0, role="separator", aria_label="Size of the panel: arrow keys change it"
+    )
     workbench = parts.div(
         "bench",
         parts.div("banner", hidden=True, role="status"),
@@ -76,7 +77,8 @@ def bench(pages: Sequence[Page], given: tuple[Profile | None, float]) -> list[ht
         hidden=not pages[0].has_lanes,
         data_page=pages[0].prefix,
     )
-    return [parts.div("pages", *page_slots["page"]), workbench]
+    headline = parts.div("headline", id="headline", aria_live="polite", aria_label="Figures of the timeline")
+    return [workbench, parts.div("pages", *page_slots["page"]), parts.div("bar", headline, parts.div("bar-tools"))]
 
 
 def slots(page: Page) -> dict[str, list[Any]]:
@@ -113,12 +115,6 @@ def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
 def _panel(name: str, title: str, content: Any) -> html.Section:
     panel: Any = {"role": "tabpanel", "data-panel": name, "aria-label": title}
     return html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel)
-
-
-def bar() -> html.Div:
-    label = "Figures of the timeline"
-    headline = parts.div("headline", id="headline", aria_live="polite", aria_label=label)
-    return parts.div("bar", headline, parts.div("bar-tools"))
 
 
 def register(app: Dash, cache: PageModel) -> None:

@@ -203,7 +203,7 @@ def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArra
         ):
             if divergence is not None:
                 lane, graph = place_of(comparison, pair, divergence, arrangement)
-                show = parts.show_button([lane], f"{title}: show it in the lanes", graph)
+                show = parts.show_button([lane], f"{title}: show it in the lanes", data_graph=graph)
                 text = f"{divergence.text}, at {unit.text(divergence.time)} "
                 divergences.append(html.Li([html.Strong(f"{title}: "), text, show]))
         divergences = divergences or [html.Li("Both run the same instructions at the same times.")]

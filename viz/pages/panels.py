@@ -98,11 +98,11 @@ def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
     unit = entry.unit
     rows = []
     for each in reroutings(context.timeline)[:MAX_WORKERS]:
-        lane = entry.table.shape.worker_index(each.host)
-        times = context.timeline.start[each.rows], context.timeline.end[each.rows]
-        places = [(lane, float(start), float(end)) for start, end in zip(*times, strict=True)][:MAX_PLACES]
-        show = parts.show_button(places, f"Show the work of {each.home} on {each.host}")
-        names = ", ".join(map(str, each.micro_batches))
+        home, lane = map(entry.table.shape.worker_index, (each.home, each.host))
+        times = (column[each.rows[:MAX_PLACES]].tolist() for column in (context.timeline.start, context.timeline.end))
+        places = [(lane, *span) for span in zip(*times, strict=True)]
+        show = parts.show_button(places, f"Show the work of {each.home} on {each.host}", data_home=home)
+        names = html.Span(", ".join(map(str, each.micro_batches)), className="hint")
         arrow = f"{each.home}\N{NO-BREAK SPACE}\N{RIGHTWARDS ARROW}\N{NO-BREAK SPACE}{each.host}"
         shares = percent(each.share), percent(each.seconds / context.timeline.period)
         rows.append([arrow, names, each.seconds * unit.scale, *shares, show])

@@ -152,7 +152,7 @@ def gutter(*tables: LaneTable) -> int:
     return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
 
 
-def show_button(places: Sequence[Place], description: str = "", graph: int | None = None) -> html.Button:
-    """Build a button that shows places of one timeline: `graph` in the block, or the current one if None."""
-    properties: Any = {"className": "quiet", "title": description or None, "type": "button", "data_graph": graph}
-    return tag(html.Button, "Show it", data_places=json.dumps(places), **properties)
+def show_button(places: Sequence[Place], description: str = "", **data: Any) -> html.Button:
+    """Build a button that shows places of a timeline: `data_graph` in the block, or the current one without it."""
+    data["data_places"] = json.dumps(places)
+    return tag(html.Button, "Show it", className="quiet", title=description or None, type="button", **data)

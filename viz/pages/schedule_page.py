@@ -123,7 +123,7 @@ def findings_of(file: ScheduleFile, title: str, most: int, graph: int | None = N
                 f"{finding.worker or ''} {position}".strip() or None,
                 html.Code(finding.instruction) if finding.instruction else None,
                 html.Div([finding.message, html.Div(finding.hint, className="hint")]),
-                parts.show_button(places, graph=graph) if places else "",
+                parts.show_button(places, data_graph=graph) if places else "",
             ]
         )
     head = ("", "rule", "worker, position", "instruction", "problem and remedy", "")

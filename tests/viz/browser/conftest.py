@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recycle import Schedule
-from tests.viz.browser.page import Page, served
+from tests.viz.browser.page import Page, complaints_of, served
 
 CHROMIUM = shutil.which("chromium")
 
@@ -26,33 +26,47 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    contexts = []
-
-    def open_(schedule: Schedule, size: dict[str, int] | None = None, **options: Any) -> Page:
-        schedule.save(tmp_path / "plan.json")
-        context = chromium.new_context(viewport=size or {"width": 1280, "height": 900}, **options)
-        contexts.append(context)
-        return Page(context.new_page(), served(tmp_path / "plan.json"))
-
-    yield open_
-    for context in contexts:
-        context.close()
-
-
 @pytest.fixture(scope="package")
-def shared(chromium: Any, broken: Schedule, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    path = tmp_path_factory.mktemp("shared") / "plan.json"
-    broken.save(path)
+def tab(chromium: Any) -> Iterator[Any]:
+    """The browser's tab for all tests: another one would load and compile all scripts again."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    yield Page(context.new_page(), served(path))
+    yield context.new_page()
     context.close()
 
 
 @pytest.fixture
-def page(shared: Page) -> Page:
+def journey(tab: Any) -> Iterator[Callable[[str], Any]]:
+    """Opens an address with nothing stored; whatever the pages complain of fails the test."""
+    complaints = complaints_of(tab)
+
+    def go(address: str) -> Any:
+        tab.goto(address)
+        return tab
+
+    yield go
+    tab.evaluate("() => localStorage.clear()")
+    tab.emulate_media(color_scheme="light")
+    tab.goto("about:blank")
+    assert complaints == []
+
+
+@pytest.fixture
+def opened(tab: Any, tmp_path: Path) -> Callable[[Schedule], Page]:
+    def open_(schedule: Schedule) -> Page:
+        schedule.save(tmp_path / "plan.json")
+        return Page(tab, served(tmp_path / "plan.json"))
+
+    return open_
+
+
+@pytest.fixture(scope="package")
+def broken_address(broken: Schedule, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("shared") / "plan.json"
+    broken.save(path)
+    return served(path)
+
+
+@pytest.fixture
+def page(tab: Any, broken_address: str) -> Page:
     """The page of the schedule `broken`, just opened."""
-    shared.open("")
-    shared.complaints.clear()
-    return shared
+    return Page(tab, broken_address)

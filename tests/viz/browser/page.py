@@ -50,7 +50,7 @@ class Page:
     def open(self, query: str) -> None:
         self.page.goto(self.address + query)
         self.page.wait_for_selector(".lanes-view[data-drawn]")
-        self.page.wait_for_load_state("networkidle")
+        self.page.wait_for_selector("#headline strong")  # what a page asks for last
         self.requests.clear()
 
     def _asked(self, request: Any) -> None:

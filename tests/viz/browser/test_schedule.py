@@ -23,9 +23,8 @@ def light(colour: str) -> float:
 
 
 def test_every_box_has_its_colour_at_each_level_of_detail(
-    opened: Callable[..., Page], broken: Schedule, broken_timeline: Timeline
+    page: Page, opened: Callable[[Schedule], Page], broken_timeline: Timeline
 ) -> None:
-    page = opened(broken)
     for box in (box for box in boxes(LaneTable.from_timeline(broken_timeline)) if box.end > box.start):
         # near the upper left corner: no text there, and of stripes either colour may be
         t, y = box.start + 0.12 * (box.end - box.start), box.lane + 0.5 + box.top + 0.16 * (box.bottom - box.top)
@@ -38,16 +37,15 @@ def test_every_box_has_its_colour_at_each_level_of_detail(
     page.press("Escape", "Shift+M")  # what all workers hold: one of 2.1, then two
     page.page.wait_for_function(f"() => {VIEW}.held?.values && !{VIEW}.asked")
     assert page.colour(4.0, 0.4) == page.colour(4.0, 0.6) != palette.BAND == page.colour(0.4, 0.4)
-    dark = opened(broken, color_scheme="dark")
-    assert dark.colour(0.12, 0.25) == palette.FORWARD.fill
-    assert light(dark.colour(4.5, 0.5)) < 80
-    large = opened(one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=64)))
-    windows = ((0, 300, 0, 512), (0, 60, 0, 100), (20, 50, 0, 16))
+    large = opened(one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=16)))
+    windows = ((0, 100, 0, 512), (0, 60, 0, 100), (20, 50, 0, 16))
     assert [large.show(**dict(zip(("t0", "t1", "y0", "y1"), window, strict=True))) for window in windows] == [0, 1, 2]
-    assert page.complaints + dark.complaints + large.complaints == []
+    assert page.complaints == []
 
 
 def test_zoom_hover_and_keys_send_no_requests(page: Page) -> None:
+    page.page.wait_for_load_state("networkidle")
+    page.requests.clear()
     page.page.mouse.move(*page.point(2.5, 1.5))
     assert page.page.inner_text(".lanes-tip").splitlines()[:2] == ["1F1.0", "forward"]
     page.press("g")  # by stage: the second row is worker 1.0 now
@@ -185,7 +183,7 @@ def test_the_scenario_is_set_by_fields_sliders_or_a_file_and_reset(page: Page, b
     assert page.complaints == []
 
 
-def test_an_instruction_is_moved_by_keys_or_a_drag_and_the_move_is_undone(opened: Callable[..., Page]) -> None:
+def test_an_instruction_is_moved_by_keys_or_a_drag_and_the_move_is_undone(opened: Callable[[Schedule], Page]) -> None:
     schedule = one_f_one_b(Shape(1, 2, 3))
     page, lowered = opened(schedule), simulate(schedule).schedule
     first, second = move(lowered, 1, 1, 2), move(move(lowered, 1, 1, 2), 0, 3, 1)
@@ -220,7 +218,11 @@ def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Pa
         page.page.wait_for_function("text => document.querySelector('.lanes-tip').innerText.includes(text)", arg=text)
     page.press("Shift+M")
     page.page.locator(".bench-tab", has_text="Figures").click()
+    page.page.hover("tr:has-text('1.1\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}0.1')")
+    page.page.wait_for_function(f"() => {VIEW}.ribbons && !{VIEW}.asked")
+    assert [page.colour(t, 2.5) == palette.BAND for t in (2.5, 3.5, 6.5)] == [False, True, False]  # over 1.0 to 1.1
     page.page.click("text=Only re-routed")
+    assert page(f"() => {VIEW}.ribbons") is None
     page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6")
     assert light(page.colour(0.12, 0.25)) > light(palette.FORWARD.fill) + 60
     page.press("Escape")
@@ -228,4 +230,5 @@ def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Pa
         page.page.click("[aria-label='Switch between light and dark']")
         page.page.wait_for_function(f"() => !{VIEW}.asked")
         assert (light(page.colour(4.5, 0.5)) < 80) == is_dark
+        assert page.colour(0.12, 0.25) == palette.FORWARD.fill
     assert page.complaints == []

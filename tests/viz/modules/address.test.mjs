@@ -2,6 +2,8 @@ import assert from "node:assert";
 import { test } from "node:test";
 import { keepInAddress } from "viz/address.js";
 import { notesAsText, notesOf } from "viz/notes.js";
+import { views } from "viz/page.js";
+import { setTimes, underScenario } from "viz/scenario.js";
 import { read } from "./tables.mjs";
 
 const ask = (id, search, value, choices) => {
@@ -30,4 +32,19 @@ test("notes of an address that are none of the table are left out", () => {
   const view = { table: read("broken"), notes: [{ lane: 2, t: 1.5, text: "x" }] };
   assert.deepEqual(notesOf(view, notesAsText(view)), view.notes);
   for (const text of ["[[0,1],[99,1,\"x\"],7", "[[0,1],[99,1,\"x\"],7]", "", null]) assert.deepEqual(notesOf(view, text), []);
+});
+
+test("times that the reader has set stay while Dash tells what it knew before", ({ mock }) => {
+  const asked = [], set = (times) => { setTimes(times); mock.timers.tick(1000); };
+  mock.timers.enable({ apis: ["setTimeout"] });
+  globalThis.fetch = (_, { body }) => { const { times, workers } = JSON.parse(body); asked.push([times, workers]); return new Promise(() => {}); };
+  views.set("one", { root: { isConnected: true, dataset: { address: "lanes/1.bin" } } });
+  set("F=2");
+  underScenario(null, "F=2", "");
+  set("F=3");
+  underScenario(null, "F=2", "0.0=2"); // it does not know F=3 yet
+  underScenario(null, "F=3", "0.0=2");
+  underScenario(null, "F=2", ""); // Back
+  views.delete("one");
+  assert.deepEqual(asked, [["F=2", ""], ["F=3", ""], ["F=3", "0.0=2"], ["F=2", ""]]);
 });

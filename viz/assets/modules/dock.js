@@ -134,6 +134,7 @@ export const dock = {
 on("click", ".bench-tab", (tab) => dock.open(tab.dataset.panel));
 on("click", "[data-places]", (button) => go(button));
 on("click", "[data-only]", (button) => viewInUse()?.only(button.dataset.only));
+for (const name of ["pointerover", "focusin", "pointerout", "focusout"]) on(name, "tr:has([data-home])", (row) => viewInUse()?.setRibbons(name.endsWith("out") ? null : row.querySelector("[data-home]").dataset));
 
 /* Select the only place, or frame several. */
 function go(button) {

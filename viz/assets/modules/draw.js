@@ -43,11 +43,11 @@ export class Picture {
       if (level === 2 && !marks.showsHeld) this._labels(context);
       drawHeldMarks(this, context, marks);
       this.failedLabels(context);
-      if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
+      if (marks.matches) for (const operation of marks.matches) this._outline(context, this.box(operation), this.theme.ink, 2, [3, 2]);
       if (marks.path) this._path(context);
       if (marks.links && level > 0) this._links(context, marks.links, marks.selected);
-      if (marks.gap) this._gap(context, marks.gap);
-      if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
+      if (marks.gap) this._outline(context, this.placeBox(marks.gap), this.theme.ink, 2, [5, 3]);
+      if (marks.selected >= 0) this._outline(context, this.box(marks.selected), this.theme.ink, 3, []);
     });
     this._gutter(context);
     return level;
@@ -220,8 +220,14 @@ export class Picture {
     return [x0, y + top * this.perRow, Math.max(3, x1 - x0), Math.max(3, (bottom - top) * this.perRow)];
   }
 
-  _outline(context, operation, colour, wide, dash) {
-    const [x, y, width, height] = this.box(operation), box = new Path2D();
+  /* The same of a place of a lane. */
+  placeBox({ lane, from, to }) {
+    const x = (from - this.view.t0) * this.perTime, y = (this.rows.rowOf[lane] - this.view.y0 + 0.04) * this.perRow, least = 4 * this.ratio;
+    return [x, y, Math.max(least, (to - from) * this.perTime), Math.max(least, 0.92 * this.perRow)];
+  }
+
+  _outline(context, [x, y, width, height], colour, wide, dash) {
+    const box = new Path2D();
     if (x + width < 0 || x > this.width || y + height < 0 || y > this.height) return;
     box.rect(x, y, width, height);
     outline(context, box, colour, wide, this, dash);
@@ -237,13 +243,6 @@ export class Picture {
       path.lineTo(x + width, y + height);
     }
     outline(context, path, this.theme.ink, 2, this);
-  }
-
-  _gap(context, { lane, from, to }) {
-    const row = this.rows.rowOf[lane], y = (row - this.view.y0 + 0.08) * this.perRow;
-    const x0 = (from - this.view.t0) * this.perTime, x1 = (to - this.view.t0) * this.perTime, box = new Path2D();
-    box.rect(x0, y, Math.max(3, x1 - x0), Math.max(3, this.perRow * 0.8));
-    outline(context, box, this.theme.ink, 2, this, [5, 3]);
   }
 
   /* Arrows from inputs and to consumers; the awaited input is solid. */

@@ -163,29 +163,25 @@ function search() {
   const field = element("input", {
     type: "search", className: "lanes-search", placeholder: "Search  kind:F mb:3", spellcheck: false, ariaLabel: "Search operations",
   });
-  const isShown = (view) => view && view.root.isConnected;
   field.addEventListener("keydown", (event) => {
     const view = viewInUse();
     event.stopPropagation();
-    if (!isShown(view)) return;
+    if (!view) return;
     if (event.key === "Escape") { field.value = ""; find(view, ""); field.blur(); }
     if (event.key === "Enter" || event.key === "Escape") clearTimeout(field.waits);
     if (event.key === "Enter") find(view, field.value, event.shiftKey ? -1 : 1);
   });
   field.addEventListener("input", () => {
     clearTimeout(field.waits);
-    field.waits = setTimeout(() => { if (isShown(viewInUse())) outline(viewInUse(), field.value); }, TYPING);
+    field.waits = setTimeout(() => { if (viewInUse()) outline(viewInUse(), field.value); }, TYPING);
   });
   field.addEventListener("search", () => { if (!field.value && viewInUse()?.matches) find(viewInUse(), ""); }); // its cross, which fires late
   const named = (text, title, onclick) => element("button", { type: "button", title, ariaLabel: text.length > 1 ? text : title, onclick }, text);
   const keys = named("Keys", "key ?", () => help());
   const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => dock.shut())] : [];
   const copy = () => navigator.clipboard.writeText(location.href).then(() => viewInUse()?.announce("copied"), () => viewInUse()?.announce("The browser refuses to copy: copy the address."));
-  place.append(field, keys, ...docked, named("◐", "Switch between light and dark", switchTheme), named("Link", "Copy a link to what the page shows", copy), named("⤓", "Save the lanes as a picture", () => savePicture(viewInUse())));
-}
-
-function savePicture(view) {
-  if (view) element("a", { href: view.canvas.toDataURL(), download: `${view.name}.png` }).click();
+  const picture = () => { const view = viewInUse(); if (view) element("a", { href: view.canvas.toDataURL(), download: `${view.name}.png` }).click(); };
+  place.append(field, keys, ...docked, named("◐", "Switch between light and dark", switchTheme), named("Link", "Copy a link to what the page shows", copy), named("⤓", "Save the lanes as a picture", picture));
 }
 
 /* The matches of a query, the first thousand outlined; null without a query. */

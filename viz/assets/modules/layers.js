@@ -48,13 +48,9 @@ function ghost(picture, context, { ghost: old, theme }) {
 }
 
 /* Numbered frames around places, joined by lines. */
-function places(picture, context, { places: all, theme, rows }) {
+function places(picture, context, { places: all, theme }) {
   if (!all || !all.length) return;
-  const { view, perTime, perRow, ratio, width, height } = picture;
-  const boxes = all.map(({ lane, from, to }) => {
-    const x = (from - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow;
-    return [x, y + 0.04 * perRow, Math.max(4 * ratio, (to - from) * perTime), Math.max(4 * ratio, 0.92 * perRow)];
-  });
+  const { perRow, ratio, width, height } = picture, boxes = all.map((place) => picture.placeBox(place));
   /* Next to the labels: between facing edges, or over the top of one lane. */
   const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
     const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = Math.max(3 * ratio, y0 - 0.55 * perRow);
@@ -82,6 +78,20 @@ function places(picture, context, { places: all, theme, rows }) {
   });
 }
 
+/* Ribbons from work to the lane of the failed worker whose work it is, for a row of the panel (viz/pages/panels.py). */
+function ribbons(picture, context, { ribbons: chosen, table, theme }) {
+  if (!chosen) return;
+  const [{ home }, [[lane]]] = [chosen, JSON.parse(chosen.places)], [, top, , high] = picture.placeBox({ lane: home, from: 0, to: 0 });
+  context.globalAlpha = 0.5;
+  context.fillStyle = theme.failure.mark;
+  for (const i of table.operations(lane)) {
+    if (!table.has(i, "REROUTED") || !table.isWork[table.kind[i]] || table.pipeline[i] !== table.pipelines[home]) continue;
+    const [x, y, wide, tall] = picture.box(i), [from, to] = y > top ? [top + high / 2, y] : [y + tall, top + high / 2];
+    context.fillRect(x, from, wide, to - from);
+  }
+  context.globalAlpha = 1;
+}
+
 /* The time of a deadlock; later operations never run and are pale. */
 function halt(picture, context, { table, theme }) {
   if (typeof table.halt !== "number") return;
@@ -102,5 +112,5 @@ function haltTag({ view, perTime, ratio, width, height }, context, { table, them
 }
 
 export const drawLayers = (picture, context, view) => picture.clipped(context, () => {
-  for (const layer of [halt, ghost, places, haltTag, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
+  for (const layer of [halt, ghost, places, haltTag, ribbons, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
 });

@@ -6,11 +6,6 @@ const LONGEST = 200, MAX_NOTES = 20, NEAR = 1e-6;
 
 const at = (view, note) => (other) => other.lane === note.lane && Math.abs(other.t - note.t) <= NEAR * view.span;
 
-/* Lane and time of the selection; null without one. */
-function place(view) {
-  return view.chosenLane < 0 ? null : { lane: view.chosenLane, t: view.gap ? view.gap.from : view.table.start[view.selected] };
-}
-
 /* Set the note of a place; without text remove it. */
 export function putNote(view, note) {
   const others = view.notes.filter((other) => !at(view, note)(other)), text = note.text.trim().slice(0, LONGEST);
@@ -20,8 +15,8 @@ export function putNote(view, note) {
 }
 
 export function writeNote(view) {
-  const selectedPlace = place(view);
-  if (!selectedPlace) { view.announce("Select an instruction or a gap first: a note belongs to it."); return; }
+  const selectedPlace = { lane: view.chosenLane, t: view.gap ? view.gap.from : view.table.start[view.selected] };
+  if (view.chosenLane < 0) { view.announce("Select an instruction or a gap first: a note belongs to it."); return; }
   const field = element("input", { value: view.notes.find(at(view, selectedPlace))?.text || "", maxLength: LONGEST, ariaLabel: "Note", size: 48 });
   const form = element("form", { method: "dialog" }, element("h2", {}, "Note"), field, " ", element("button", { value: "keep" }, "Keep"), " ", element("button", { value: "" }, "Cancel"));
   const dialog = element("dialog", { className: "lanes-help lanes-note" }, form);

@@ -6,7 +6,7 @@ import { unpackAnswer } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
-const sent = []; // times that Dash has yet to give back
+const sent = [], seen = { times: "", workers: "" }; // times that Dash has yet to give back; what it gave last
 let question = 0, names = "", telling = null;
 
 export const post = (body, path = "scenario") => fetch(path, { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
@@ -64,12 +64,13 @@ export async function apply() {
 
 /* Called with the two texts: by Dash, and whenever one changes. */
 export function underScenario(_, times, workers) {
-  const at = sent.indexOf(times || ""), known = telling || at >= 0 ? texts.times : times || ""; // an echo, or newer times are on their way
+  const before = JSON.stringify(texts), told = { times: times || "", workers: workers || "" }, at = sent.indexOf(told.times);
   sent.splice(0, at + 1);
-  const isNew = known !== texts.times || (workers || "") !== texts.workers;
-  Object.assign(texts, { times: known, workers: workers || "" });
+  if (told.times !== seen.times && at < 0 && !telling) texts.times = told.times; // no echo, and nothing newer is on its way
+  if (told.workers !== seen.workers) texts.workers = told.workers;
+  Object.assign(seen, told);
   fill();
-  if (isNew) apply().catch((error) => say(error.message)); else drawBanner("");
+  if (JSON.stringify(texts) !== before) apply().catch((error) => say(error.message)); else drawBanner("");
   return window.dash_clientside.no_update;
 }
 

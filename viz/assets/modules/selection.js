@@ -65,6 +65,8 @@ export const selectionMethods = {
     this.redraw();
   },
 
+  setRibbons(data) { this.ribbons = data; this.redraw(); },
+
   clear() {
     this._choose(this.lane, -1, null);
     this.flow = this.range = null;

@@ -37,7 +37,7 @@ export class View {
     this.tip = root.querySelector(".lanes-tip");
     this.status = root.querySelector(".lanes-status");
     this.selected = this.lane = -1; // lane: of the last selection
-    this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
+    this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = this.ribbons = null;
     this.notes = [];
     this.before = []; // previous windows, for undo
     this.edits = []; // addresses of the lanes before each edit
@@ -141,7 +141,7 @@ export class View {
     const { t0, t1 } = this.view, whole = t0 <= 0 && t1 >= this.span, chosen = this.selected >= 0 && this.table.instruction(this.selected);
     const lane = chosen && this.table.laneOf(this.selected);
     table.unit = this.table.unit;
-    Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, places: null, flow: null, range: null });
+    Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, places: null, flow: null, range: null, ribbons: null });
     this.root.dataset.address = address;
     this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
     this.show(whole ? { t0: -Infinity, t1: Infinity } : {}, true, false);
