@@ -42,9 +42,16 @@ class Process:
     """A process of a host, perhaps of a worker. `how` says how it ended; a parent's end ends its children."""
 
     def __init__(
-        self, kernel: Kernel, name: str, host: int, parent: Process | None = None, worker: Worker | None = None
+        self,
+        kernel: Kernel,
+        name: str,
+        host: int,
+        parent: Process | None = None,
+        worker: Worker | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
+        self.incarnation = incarnation
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
         self.effects = dict[str, int]()

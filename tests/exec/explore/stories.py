@@ -11,9 +11,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from recycle.job.shape import place_workers
+from recycle.job.shape import Worker, place_workers
 from tests.exec.explore.cluster import Cluster, Scenario, job_of
-from tests.exec.explore.faults import Fault
+from tests.exec.explore.faults import HARMLESS, Fault
 from tests.exec.explore.rules import Violation
 
 WEIGHTS = {
@@ -38,6 +38,29 @@ WEIGHTS = {
 """How often a seed has a kind of fault."""
 OF_ALL = {"fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+AIMED = {
+    "break": 6,
+    "lose leases": 6,
+    "lose answers": 1,
+    "fail to form": 1,
+    "kill worker": 2,
+    "kill agent": 2,
+    "stop agent": 1,
+    "isolate": 1,
+    "leave node": 1,
+    "leave worker": 1,
+    "drain worker": 2,
+}
+"""How often a fault that is aimed at a moment of the leader has a kind."""
+MOMENTS = {
+    **dict.fromkeys("Leave Leaving DepartureAsked Strike FaultReached CutOff drained rejoined coordinator".split(), 1),
+    **dict.fromkeys("FindCheckpoint CheckpointFound CheckpointCompleted Finish Planned".split(), 1),
+    **dict.fromkeys("Kill Stop ended abandoned Ended detected EvaluationResult Rewind Trouble AgentAbsent".split(), 2),
+    **dict.fromkeys(["SavedPart", "Propose", "proposed", "Permit form", "Permit run", "FinalState", "recovered"], 3),
+    **dict.fromkeys("Committed Ready Start Hello running Acknowledged Formed".split(), 7),
+    "StepReport": 20,
+}
+"""Moments of the leader (`Cluster.reach`), and how often they come in most runs."""
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
@@ -102,6 +125,8 @@ def draw_scenario(seed: int) -> Scenario:
     if scenario.digests and others and chance(0.5):  # hosts of a stage that all live find what is wrong
         flip = f"flip={draws.choice(['weight', 'gradient'])}:{workers[draws.choice(others)]}@{draws.randrange(steps)}"
         return replace(scenario, spared=spared, planned=(flip,))
+    if chance(0.5):
+        return _aimed(scenario, draws, spared, others, nodes, workers)
     planned = list[str]()
     for worker in [workers[draws.choice(others)]] if others and chance(0.3) else ():
         kind, step = draws.choice(PLANNED), draws.randrange(steps)
@@ -131,6 +156,47 @@ def draw_scenario(seed: int) -> Scenario:
             faults = [fault for fault in faults if fault.kind not in OF_ALL]
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+
+
+def _aimed(
+    scenario: Scenario,
+    draws: random.Random,
+    spared: frozenset[int],
+    others: list[int],
+    nodes: list[int],
+    workers: list[Worker],
+) -> Scenario:
+    """A longer run with something that makes it change, and faults that are aimed at moments of the leader."""
+    steps = draws.choice([3, 4, 6, 8])
+    faults, planned = list[Fault](), list[str]()
+    cause = draws.choice(["", "kill", "rejoin", "kill worker", "drain worker", "drain worker", "leave worker", "slow"])
+    if others and " " in cause:
+        seconds = draws.choice([0.0, 0.3, 1.0, 20.0]) if cause == "drain worker" else 0.0
+        faults.append(Fault(2.0 + steps * draws.random(), cause, draws.choice(others), seconds))
+    elif others and cause:
+        worker, step = workers[draws.choice(others)], draws.randrange(steps - 1)
+        planned += [f"rejoin:{worker}@{draws.randrange(step + 1, steps)}"] if cause == "rejoin" else []
+        planned.append(f"slow=30:{worker}@{step}" if cause == "slow" else f"kill:{worker}@{step}")
+    kinds = [kind for kind in AIMED if others or kind in HARMLESS]
+    moment, number = "", 1
+    for kind in draws.choices(kinds, [AIMED[kind] for kind in kinds], k=draws.choice([1, 1, 2, 2, 3])):
+        if not moment or draws.random() < 0.5:
+            moment = draws.choice(list(MOMENTS))
+            number = draws.randrange(MOMENTS[moment]) + 1
+        targets = others if "work" in kind or "form" in kind else range(len(workers)) if kind in HARMLESS else nodes
+        seconds = draws.choice([0.0, 0.0, 0.5, 1.5]) if kind == "break" else draws.choice([0.5, 1.5, 5.0, 10.0])
+        faults.append(Fault(0.0, kind, draws.choice(targets), seconds, moment, number))
+    return replace(
+        scenario,
+        steps=steps,
+        slow_messages=0.0,
+        spared=spared,
+        planned=tuple(planned),
+        faults=tuple(faults),
+        restarts=draws.choice([3, 3, 0]),
+        returns=draws.random() < 0.8,
+        slow_plans=draws.choice([0.05, 0.05, 0.5]),
+    )
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
