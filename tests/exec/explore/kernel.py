@@ -125,6 +125,7 @@ class Kernel:
         self.running: Thread | None = None
         self.listeners: dict[object, Socket] = {}
         self.cuts: dict[frozenset[int], int] = {}
+        self._heals: dict[frozenset[int], float] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
         self.crashes: set[tuple[str, int]] = set()
         self.detours: frozenset[int] | None = None
@@ -292,7 +293,9 @@ class Kernel:
 
     def cut(self, first: int, second: int, seconds: float) -> None:
         pair, number = frozenset((first, second)), next(self._numbers)
-        self.cuts[pair] = number
+        if self._heals.get(pair, 0.0) > self.now + seconds:
+            return  # an earlier cut lasts longer
+        self.cuts[pair], self._heals[pair] = number, self.now + seconds
 
         def heal() -> None:
             if self.cuts.get(pair) == number:

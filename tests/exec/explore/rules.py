@@ -13,7 +13,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
-from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send
+from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import members_of, worker_of
@@ -28,7 +28,9 @@ from recycle.exec.protocol import (
     FromWorker,
     GenerationRecord,
     Hello,
+    Kill,
     LeaderMessage,
+    Leave,
     Leaving,
     Permit,
     Propose,
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
 CALM_FAULTS = {"leave worker", "drain worker"}
 """Faults that cost no iteration."""
 LOST_SECONDS = 2.0
-"""For which a leader keeps its role without an answer of etcd."""
+"""For which a leader keeps its role without an answer of etcd, and in which it kills who is late."""
+LONGEST = 300.0
+"""Virtual seconds after the last fault in which a run has to end."""
 CHECK_SECONDS, QUIET_SECONDS = 1.0, 4.0
 """Between two checks of what a leader and its processes think of each other, if nothing has changed for a while."""
 CHECKPOINT_ERRORS = "no space|No space|is still being written|ended before it had written|within"
@@ -97,6 +101,7 @@ class Rules:
         self._struck: dict[Worker, int] = {}
         self._rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
         self._given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
+        self._until = dict[tuple[str, int], float]()
         self._kept = set[int]()
         self._disturbed = self._written = 0.0
         self.members: dict[Process, MemberState] = {}
@@ -108,7 +113,7 @@ class Rules:
         self._has_outcome = False
         self._commits: set[tuple[int, int]] = set()
         self._evaluated: list[Evaluated | None] = []
-        self._records, self._ran = set[int](), set[int]()
+        self._records, self._ran = dict[int, set[int]](), set[int]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
     def _fail(self, rule: str, what: str) -> None:
@@ -169,6 +174,8 @@ class Rules:
                         "persist", f"{process.name} hears of {commit.step} of {generation}, which is not written"
                     )
             case Propose(record=record):
+                if missing := self._records.get(record.generation, set()) - self.members[process].strikes.keys():
+                    self._fail("hear", f"{process.name} hears of {record.generation} before the faults {missing}")
                 if record.generation not in self._records:
                     self._fail("persist", f"{process.name} hears of {record.generation}, which is not written")
 
@@ -202,7 +209,11 @@ class Rules:
                 self.disturb()
             case DepartureAsked(workers=workers):
                 for worker in workers:
-                    self._asked[str(worker)] = self.leader.processes[worker].incarnation
+                    self._asked[str(worker)] = number = self.leader.processes[worker].incarnation
+                    self._struck[worker] = max(number, self._struck.get(worker, 0))
+                    if message.seconds is not None:
+                        until = self._cluster.kernel.now + message.seconds + LOST_SECONDS
+                        self._until.setdefault((str(worker), self._asked[str(worker)]), until)
 
     def _take_leaving(self, sent: FromWorker) -> None:
         if isinstance(sent.message, Leaving):
@@ -214,7 +225,13 @@ class Rules:
         """The leader decides something."""
         match action:
             case Refused(worker=worker):
-                self._asked.pop(worker, None)
+                if (number := self._asked.pop(worker, None)) is not None:
+                    self._until.pop((worker, number), None)
+            case Send(order=Kill()):
+                self.disturb()
+            case Tell(message=Leave(worker=worker, incarnation=number)):
+                if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
+                    self._fail("drained", f"worker {worker} leaves after its deadline")
             case Send(order=Start(worker=worker, incarnation=number)) if self._asked.get(worker) == number - 1:
                 # What was told to a worker counts as long as its agent lives.
                 parents = [p.parent for p in self.members if (str(p.worker), p.incarnation) == (worker, number - 1)]
@@ -231,10 +248,15 @@ class Rules:
         is_loud = self._cluster.scenario.slow_messages or kernel.now - self._disturbed < QUIET_SECONDS
         if is_loud or leader.phase in (Phase.FINISHED, Phase.OVER):
             return
-        running = {(worker, process.incarnation) for worker, process in leader.processes.items() if process.is_running}
-        alive = {(process.worker, process.incarnation) for process in kernel.processes if process.worker is not None}
-        if running != alive:
-            self._fail("picture", f"the leader thinks that {running - alive} run, and that {alive - running} do not")
+        running = {
+            (str(worker), process.incarnation)
+            for worker, process in leader.processes.items()
+            if process.is_running and not process.is_killed
+        }
+        alive = {(str(process.worker), process.incarnation) for process in kernel.processes if process.worker}
+        if running != alive or alive & self._given_up:
+            what = f"{running - alive} run, and that {alive - running} do not; given up are {alive & self._given_up}"
+            self._fail("picture", f"the leader thinks that {what}")
         if kernel.now - self._written < QUIET_SECONDS:
             return
         for process, state in self.members.items():
@@ -293,7 +315,7 @@ class Rules:
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         self.record = record
-        self._records.add(record.generation)
+        self._records.setdefault(record.generation, set(self.cursor.struck) if self.cursor else set())
 
         scenario = self._cluster.scenario
         is_next = before is not None and record.generation > before.generation and self._ran
@@ -347,9 +369,9 @@ class Rules:
                     self._require_copies(worker, cause)
             case "drained" if given in self._given_up:
                 self._fail("drained", f"worker {worker}, which was given up")
-            case "fault" if not cause:
+            case "fault" if not cause and not event["fault"].startswith("slow"):
                 self._struck[worker] = given[1]
-            case "fault" if not self._is_struck(worker):
+            case "fault" if cause and not self._is_struck(worker):
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "checkpoint" if "error" not in event:
                 self._kept.add(event["step"])
@@ -361,8 +383,8 @@ class Rules:
     def _is_struck(self, worker: Worker) -> bool:
         cluster = self._cluster
         number, node = self.leader.processes[worker].incarnation, cluster.homes[worker]
-        is_slow = cluster.scenario.slow_messages > 0.0
-        return is_slow or number <= self._struck.get(worker, -1) or {node, worker} & {*self.struck_nodes, *self._crashing}
+        is_near = node in self.struck_nodes or worker in self._crashing
+        return is_near or cluster.scenario.slow_messages > 0.0 or number <= self._struck.get(worker, -1)
 
     def _require_copies(self, worker: Worker, cause: str) -> None:
         others = any(other.rank == worker.rank for other in self.leader.holders)
@@ -398,8 +420,12 @@ class Rules:
         """An agent has ended."""
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
         late = "|holds another run" if self._cluster.has_ended else ""
+        away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
+        kinds = {fault.kind for fault in self._cluster.scenario.faults}
+        if self._kept and isinstance(exit, RecycleError) and not self._is_wrong and kinds <= HARMLESS:
+            self._fail("restore", f"agent {node}, with checkpoints {sorted(self._kept)}: {exit}")
         if "has no complete checkpoint" in str(exit):
             verified = self.record and self.record.verified_step
             if any(verified is None or step <= verified for step in self._kept):
@@ -407,7 +433,7 @@ class Rules:
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not re.search("does not answer|during start-up|has ended while" + late, str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")

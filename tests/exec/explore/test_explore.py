@@ -20,7 +20,7 @@ from recycle.plans import Plan, failure_vector
 from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
 from tests.exec.explore.faults import Fault
 from tests.exec.explore.small import SMALL, crash_points
-from tests.exec.explore.stories import draw_scenario, violation_of
+from tests.exec.explore.stories import WORLDS, draw_scenario, violation_of
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
@@ -99,6 +99,42 @@ def test_story_that_violated_a_rule(name: str) -> None:
     assert violation_of(STORIES[name]) is None
 
 
+@pytest.mark.parametrize("name", WORLDS)
+def test_world_holds_the_rules(name: str) -> None:
+    for seed in range(2):
+        assert violation_of(replace(WORLDS[name], seed=WORLDS[name].seed + seed)) is None, seed
+
+
+AIMED = [
+    ("rejoin", "break", 2, 0.0, "Stop", 1),
+    ("rejoin", "lose leases", 0, 0.0, "Propose", 3),
+    ("rejoin", "lose node", 1, 0.0, "running", 4),
+    ("long", "break", 1, 1.5, "Committed", 7),
+    ("long", "kill agent", 2, 0.0, "running", 4),
+    ("long", "isolate", 2, 12.0, "running", 3),
+    ("long", "lose answers", 0, 1.5, "running", 4),
+    ("calm", "lose leases", 0, 0.0, "running", 5),
+    ("calm", "break", 1, 0.0, "Start", 1),
+    ("calm", "break", 1, 0.0, "Start", 2),
+    ("calm", "break", 1, 0.0, "Start", 3),
+    ("restart", "lose leases", 0, 0.0, "rejoined", 1),
+    ("restart", "lose leases", 0, 0.0, "running", 14),
+    ("late to leave", "break", 1, 0.0, "Kill", 1),
+    ("leave", "kill worker", 1, 0.0, "Leaving", 1),
+    ("leave", "lose leases", 0, 0.0, "drained", 1),
+    ("leave", "lose leases", 0, 0.0, "running", 5),
+]
+
+
+@pytest.mark.parametrize("aimed", AIMED, ids=lambda aimed: " ".join(map(str, aimed)))
+def test_fault_at_a_moment_of_the_leader(aimed: tuple[str, str, int, float, str, int]) -> None:
+    name, kind, target, seconds, moment, number = aimed
+    fault = Fault(0.0, kind, target, seconds, moment, number)
+    world = replace(WORLDS[name], faults=(*WORLDS[name].faults, fault), returns=kind != "lose node")
+    (cluster := Cluster(world)).run()
+    assert cluster.moments[moment] >= number
+
+
 @pytest.mark.parametrize(("seed", "leader"), [(0, 2), (9, 0)])
 def test_agents_leave_a_leader_that_says_nothing(seed: int, leader: int) -> None:
     """Its connections stand."""
@@ -116,17 +152,6 @@ def test_another_agent_leads_on_wherever_the_leader_ends(first: int) -> None:
     points = crash_points(cluster, lambda name: name in ("agent 0", "agent 1"))
     assert len(points) > 50
     for point in points[first::9]:
-        assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
-
-
-@pytest.mark.parametrize("planned", [(), ("kill:1.0@1", "rejoin:1.0@2")])
-def test_the_next_leader_goes_on_with_what_runs(planned: tuple[str, ...]) -> None:
-    """A leader loses its role at each write, whose answer is lost as well."""
-    whole = Scenario(3, 1, steps=3, checkpoint_every=2, eval_every=2, planned=planned, spared=frozenset({0, 2}))
-    (cluster := Cluster(whole)).run()
-    points = crash_points(cluster, lambda name: name.endswith(" role"))
-    assert len(points) > 10
-    for point in points:
         assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
 
 
