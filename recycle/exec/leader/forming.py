@@ -60,6 +60,7 @@ class Forming(Membership):
         self._blamed: set[Worker] = set()
         self._failed_since: float | None = None
         self._judges_cuts_from = 0.0
+        self.is_reached = True
         self._repeated: str | None = None
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None
@@ -231,10 +232,6 @@ class Forming(Membership):
         else:
             self.fence(dict.fromkeys(late, cause))
 
-    def postpone_cuts(self) -> None:
-        """Silence cannot be judged before heartbeats had time to arrive."""
-        self._judges_cuts_from = self.now + self.limits.dead_after / 2 + 2 * self.limits.heartbeat
-
     def _fence_cut(self) -> bool:
         if self.now < self._judges_cuts_from or not (cuts := self.received.by_process(CutOff)):
             return False
@@ -242,8 +239,9 @@ class Forming(Membership):
         pair = [worker_of(member), Worker.parse(message.peer)]
         silent = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
         fenced = select_fenced(pair, self.holders, silent, self.holdings.fewest_hosts(pair, self.holders))
-        if fenced is None:
-            self._form_again(f"workers {pair[0]} and {pair[1]} cannot reach each other; each is its stage's last host")
+        if fenced is None or not self.is_reached:
+            why = "each is its stage's last host" if fenced is None else "the leader cannot reach etcd"
+            self._form_again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and {why}")
         else:
             (peer,) = (worker for worker in pair if worker != fenced)
             self.fence({fenced: f"cut off from worker {peer}"})

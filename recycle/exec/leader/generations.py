@@ -82,7 +82,8 @@ class Generations(Forming):
         for fault, member in self.struck.items():  # for new agents and processes too
             tell(Strike(fault, member))
         self.received.start_generation(record)
-        self.postpone_cuts()
+        # Silence cannot be judged before heartbeats had time to arrive.
+        self._judges_cuts_from = self.now + self.limits.dead_after / 2 + 2 * self.limits.heartbeat
         has_run = phase in ("running", "ended")
         self._set_holdings(record.holds if has_run else record.held)
         if phase in ("proposed", "running"):  # no process takes part in an abandoned generation

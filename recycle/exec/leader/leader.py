@@ -190,9 +190,7 @@ class Leader(Generations):
     def _tick(self, tick: Tick) -> None:
         if self.phase is Phase.OVER:
             return
-        self.detector.are_due = tick.judges_beats
-        if not tick.is_reached or self.now - self._ticked > self.limits.heartbeat:
-            self.postpone_cuts()
+        self.detector.are_due, self.is_reached = tick.judges_beats, tick.is_reached
         self.count_time()
         if self._end_without_iteration():
             return

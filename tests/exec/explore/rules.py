@@ -408,8 +408,8 @@ class Rules:
         kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
         if {fault.kind for fault in self._cluster.scenario.faults} <= {"fail to form", *HARMLESS}:
             return False
-        if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
-            return True  # of two hosts of a stage that report each other either may be
+        if cause.startswith("cut off from") and (kinds.count("isolate") > 1 or re.search("store|lose", kinds)):
+            return True  # of two hosts that report each other either may be; a leader without etcd hears neither
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
             bool(re.search("store|lose", kinds)) and cause.startswith("the agent of node")
         )
