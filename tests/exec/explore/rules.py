@@ -359,7 +359,7 @@ class Rules:
     def logged(self, event: dict[str, Any]) -> None:
         """A leader writes an event."""
         worker, cause = Worker.parse(event.get("worker") or "0.0"), event.get("cause", "")
-        given = str(worker), self.leader.processes[worker].incarnation
+        given = str(worker), self._number(worker)
         match event["kind"]:
             case "detected":
                 if not (self._is_struck(worker) or self._is_another(cause)):
@@ -380,9 +380,15 @@ class Rules:
         if event["kind"] == "checkpoint" and not re.search(CHECKPOINT_ERRORS, event.get("error", "within")):
             self._fail("checkpoint", event["error"])
 
+    def _number(self, worker: Worker) -> int:
+        """The process of a worker that an event is about: one may have started since."""
+        if self.record is not None and str(worker) in self.record.live:
+            return self.record.incarnations.get(str(worker), 0)
+        return self.leader.processes[worker].incarnation
+
     def _is_struck(self, worker: Worker) -> bool:
         cluster = self._cluster
-        number, node = self.leader.processes[worker].incarnation, cluster.homes[worker]
+        number, node = self._number(worker), cluster.homes[worker]
         is_near = node in self.struck_nodes or worker in self._crashing
         return is_near or cluster.scenario.slow_messages > 0.0 or number <= self._struck.get(worker, -1)
 
