@@ -17,6 +17,7 @@ import shutil
 import signal
 import tempfile
 import types
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -35,6 +36,7 @@ import recycle.exec.launch.agent
 import recycle.exec.launch.agreement
 import recycle.exec.launch.node
 import recycle.exec.launch.run_directory
+import recycle.exec.launch.runtime
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
 import recycle.exec.transport.formation
@@ -51,10 +53,13 @@ from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.launch.trackers import Observer
+from recycle.exec.leader.actions import Action, Event, Persist, Send, Tell
+from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.state import RunDescription
 from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
 from recycle.exec.processes.forkserver import describe_exit
-from recycle.exec.protocol import LeaderMessage, Leaving, Start, WorkerMessage
+from recycle.exec.protocol import Batch, FromWorker, LeaderMessage, Leaving, Permit, Start, WorkerMessage
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
@@ -65,18 +70,16 @@ from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan
 from recycle.plans.plan import programs_of
-from tests.exec.explore.faults import FAULTS, Fault, kill
+from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
 from tests.exec.explore.kernel import Kernel, Process, Thread, Waiting, current
 from tests.exec.explore.network import Selector
-from tests.exec.explore.rules import Reference, Rules, Violation
+from tests.exec.explore.rules import CHECK_SECONDS, LONGEST, Reference, Rules, Violation
 from tests.exec.explore.store import Store
-from tests.exec.explore.threads import Event
+from tests.exec.explore.threads import Event as ThreadEvent
 from tests.exec.explore.transport import Fabric, SimulatedTransport
 from tests.exec.explore.virtual import stand_in, virtual
 from tests.exec.runs import job
 
-LONGEST = 300.0
-"""Virtual seconds after the last fault in which a run has to end."""
 LIMITS = {
     "store": "etcd://127.0.0.1:1",
     "heartbeat": 1.0,
@@ -105,6 +108,7 @@ class Scenario:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
+        restarts: of each worker by the run. returns: agents that end come back. slow_plans: share that take seconds.
         crashes: processes that end after so many of their effects: messages, requests to the store, transfers; or
             after so many of requests to write ("agent 0 writes"). With "agent 0 role" such a request is carried out
             without an answer, and the agent's leases end.
@@ -130,18 +134,23 @@ class Scenario:
     seed: int = 0
     planned: tuple[str, ...] = ()
     spared: frozenset[int] = frozenset()
+    restarts: int = 3
+    returns: bool = True
+    slow_plans: float = 0.05
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
 
     @property
-    def are_only_roles(self) -> bool:
-        """Whether nothing strikes but losses of the role."""
-        return not (self.faults or self.planned) and all(name.endswith(" role") for name, _ in self.crashes)
+    def is_harmless(self) -> bool:
+        """Whether nothing strikes but losses of the role and of connections."""
+        are_short = all(f.kind in HARMLESS or (f.kind == "stall store" and f.seconds < 2.0) for f in self.faults)
+        is_slow = all(text.startswith("slow") for text in self.planned)
+        return is_slow and are_short and all(name.endswith(" role") for name, _ in self.crashes)
 
     @cached_property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        names = "per_node checkpoint_every eval_every staggered elastic digests trace"
+        names = "per_node checkpoint_every eval_every staggered elastic digests trace restarts"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -183,7 +192,7 @@ def job_of(scenario: Scenario) -> PricedJob:
             "non_finite": "skip",
         },
         eval={"every": scenario.eval_every},
-        cluster={"workers_per_node": scenario.per_node, "restarts": 3, "gpu_checks": 0.0},
+        cluster={"workers_per_node": scenario.per_node, "restarts": scenario.restarts, "gpu_checks": 0.0},
         integrity={"digests": scenario.digests},
         membership=LIMITS,
     )
@@ -221,7 +230,9 @@ class _Planner:
         within = "" if question.within is None else Path(question.within).read_text()
         asked = msgspec.structs.replace(question, quick=not question.moves, within=None)
         answered = msgspec.structs.replace(_planned(cluster.scenario.planning, asked, within), question=question)
-        seconds = kernel.draw(2.0, 8.0) if kernel.draws.random() < 0.05 else kernel.draw(0.01, 0.3)
+        seconds = (
+            kernel.draw(2.0, 8.0) if kernel.draws.random() < cluster.scenario.slow_plans else kernel.draw(0.01, 0.3)
+        )
         call = partial(cluster.run_in, self._process, partial(self._answered, answered))
         kernel.after(seconds, call)
 
@@ -271,7 +282,7 @@ class _Processes:
         self.processes[worker] = []
         for rank in self._tensor_ranks:
             name = f"worker {member_name(worker, rank)}.{order.incarnation}"
-            process = Process(kernel, name, self._agent.host, self._agent, worker)
+            process = Process(kernel, name, self._agent.host, self._agent, worker, order.incarnation)
             self.processes[worker].append(process)
             kernel.log(f"{name} starts on node {process.host}")
             specification = WorkerSpecification(
@@ -282,7 +293,8 @@ class _Processes:
                 restored=order.restored,
                 tensor_rank=rank,
             )
-            process.at_end.append(lambda process=process: None if process.code else rules.left(process))
+            rules.disturb(2.0)
+            process.at_end.append(lambda process=process: rules.ended_process(process))
             notice = partial(self._notice, worker, self.processes[worker], process)
             process.at_end.append(lambda notice=notice: kernel.after(kernel.draw(0.0, 0.05), notice))
             process.run(partial(_live, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
@@ -331,7 +343,11 @@ def _live(specification: str) -> None:
 
 
 class _Member(Member):
-    """Tells the rules what a process says."""
+    """Tells the rules what a process says, and knows."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        CLUSTER.rules.members[current().process] = self._state
 
     def send(self, message: WorkerMessage) -> None:
         CLUSTER.rules.said(self.name, self._state.generation, message)
@@ -391,6 +407,35 @@ class _State(MemberState):
     def take(self, message: LeaderMessage) -> None:
         CLUSTER.rules.heard(current().process, message)
         super().take(message)
+
+
+class _Leader(Leader):
+    """Tells the cluster what it takes and decides, and the rules what it thinks."""
+
+    def __init__(self, run: RunDescription, now: float) -> None:
+        super().__init__(run, now)
+        CLUSTER.rules.leader = self
+
+    def take(self, now: float, message: Any) -> list[Action]:
+        CLUSTER.rules.took(message)
+        for said in (*message.said, *message.ended) if isinstance(message, Batch) else (message,):
+            CLUSTER.reach(type(said.message if isinstance(said, FromWorker) else said).__name__)
+        actions = super().take(now, message)
+        for action in actions:
+            CLUSTER.rules.decided(action)
+            CLUSTER.reach(moment_of(action))
+        return actions
+
+
+def moment_of(action: Action) -> str:
+    match action:
+        case Send(order=told) | Tell(message=told):
+            return f"{type(told).__name__} {told.what}" if isinstance(told, Permit) else type(told).__name__
+        case Event(kind=kind):
+            return kind
+        case Persist(cursor=cursor):
+            return cursor.phase
+    return type(action).__name__
 
 
 class _Request(RunRequest):
@@ -540,8 +585,12 @@ class Cluster:
         self.processes: dict[int, _Processes] = {}
         self.leave_calls: dict[Process, Callable[[], None]] = {}
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
-        self.stops: dict[int, Event] = {}
+        self.stops: dict[int, ThreadEvent] = {}
         self.full_until = 0.0
+        self.moments = Counter[str]()
+        self._aimed = defaultdict[tuple[str, int], list[Fault]](list)
+        for fault in scenario.faults:
+            self._aimed[fault.moment, fault.number].append(fault)
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
@@ -576,6 +625,7 @@ class Cluster:
             (modules.launch.agent, "require_open_files", lambda *_: None),
             (modules.worker.worker, "Participant", _Participant),
             (modules.worker.member, "MemberState", _State),
+            (modules.launch.runtime, "Leader", _Leader),
             (modules.faults.kinds, "os", stand_in(os, kill=_signal)),
             *INTERVALS,
             *PURE,
@@ -584,7 +634,8 @@ class Cluster:
             with virtual(self.kernel, others):
                 for node in self.nodes:
                     self.kernel.after(self.kernel.draw(0.0, 1.0), partial(self.start_agent, node))
-                for fault in self.scenario.faults:
+                self.kernel.after(CHECK_SECONDS, self.rules.check)
+                for fault in self._aimed.pop(("", 1), ()):
                     self.kernel.after(fault.time, partial(self.strike, fault))
                 self._live()
                 self.rules.ended()
@@ -628,21 +679,25 @@ class Cluster:
         if node in self.agents or self.has_ended:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
-        self.stops[node] = stop = Event()
+        self.stops[node] = stop = ThreadEvent()
         self.kernel.log(f"{process.name} starts")
+        self.rules.disturb()
 
         def ended() -> None:
             if self.agents.get(node) is process:
                 del self.agents[node]
             self.kernel.is_finished = not self.agents and self.has_ended
             exits = self.exits[node]
+            self.rules.disturb()
+            if not self.scenario.returns:
+                return
             if process.code != 0 or (exits and (exits[-1] is AgentExit.LEFT or isinstance(exits[-1], RecycleError))):
                 self.kernel.after(self.kernel.draw(1.0, 12.0), partial(self.start_agent, node))
 
         process.at_end.append(ended)
         process.run(partial(self._serve, node, stop))
 
-    def _serve(self, node: int, stop: Event) -> None:
+    def _serve(self, node: int, stop: ThreadEvent) -> None:
         try:
             exit: AgentExit | RecycleError = serve(
                 self.request,
@@ -662,7 +717,16 @@ class Cluster:
 
     def strike(self, fault: Fault) -> None:
         self.kernel.log(f"fault: {fault}")
+        self.rules.disturb(fault.seconds)
         FAULTS[fault.kind](self, fault)
+
+    def reach(self, moment: str) -> None:
+        """A leader takes or decides something; what is aimed at it strikes, perhaps this process."""
+        self.moments[moment] += 1
+        for fault in self._aimed.pop((moment, self.moments[moment]), ()):
+            self.strike(fault)
+            if not current().process.is_alive:
+                self.kernel.park()
 
     def process_of(self, fault: Fault) -> Process | None:
         """A process of the worker with the fault's number."""

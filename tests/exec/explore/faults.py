@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.run_address import drain
-from tests.exec.explore.kernel import Process
+from tests.exec.explore.kernel import BREAK_SECONDS, Process
 from tests.exec.explore.store import HOST as STORE
 
 if TYPE_CHECKING:
@@ -15,15 +15,22 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """What strikes at a time: a process of a worker (by number), a node, or the store."""
+    """What strikes: a process of a worker (by number), a node, or the store.
+
+    It strikes at `time`; with `moment` when the leaders have taken or decided this kind of message for the `number`th
+    time, before a decision is carried out (`Cluster.reach`).
+    """
 
     time: float
     kind: str
     target: int = 0
     seconds: float = 0.0
+    moment: str = ""
+    number: int = 1
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.target} at {self.time:.2f} s for {self.seconds:.2f} s"
+        when = f"{self.moment} {self.number}" if self.moment else f"{self.time:.2f} s"
+        return f"{self.kind} {self.target} at {when} for {self.seconds:.2f} s"
 
 
 def kill(process: Process) -> None:
@@ -52,7 +59,6 @@ def _leave_worker(cluster: Cluster, fault: Fault) -> None:
 def _drain_worker(cluster: Cluster, fault: Fault) -> None:
     """`recycle drain`, on the node of the worker."""
     worker = cluster.workers[fault.target % len(cluster.workers)]
-    cluster.rules.struck_workers.add(worker)
 
     def ask() -> None:
         try:
@@ -86,6 +92,7 @@ def _stop_agent(cluster: Cluster, fault: Fault) -> None:
 def _lose_node(cluster: Cluster, fault: Fault) -> None:
     node = cluster.node_of(fault)
     _strike_node(cluster, node)
+    cluster.rules.disturb(BREAK_SECONDS[1] + cluster.job.membership.lease / 2)
     for process in cluster.on_node(node):
         process.end("lost with its node", -9, is_seen=False)
 
@@ -121,6 +128,21 @@ def _cut_store(cluster: Cluster, fault: Fault) -> None:
     node = cluster.node_of(fault)
     _strike_node(cluster, node)
     cluster.kernel.cut(node, STORE, fault.seconds)
+
+
+def _break_links(cluster: Cluster, fault: Fault) -> None:
+    """The node gets nothing of its agent's connections, which break after a while. Nobody dies of it."""
+    node = cluster.node_of(fault)
+    for process in [process for process in cluster.on_node(node) if process is cluster.agents.get(node)]:
+        for end in [end for end in process.sockets if end.peer is not None and end.peer.process.host != node]:
+            end.is_deaf = True
+            cluster.kernel.after(fault.seconds, end.reset)
+
+
+def _fail_to_form(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        cluster.fabric.broken[process] = cluster.kernel.now + fault.seconds
 
 
 def _fill_disk(cluster: Cluster, fault: Fault) -> None:
@@ -159,6 +181,8 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "cut": _cut_pair,
     "isolate": _isolate,
     "cut from store": _cut_store,
+    "break": _break_links,
+    "fail to form": _fail_to_form,
     "fill disk": _fill_disk,
     "stall store": _stall_store,
     "stall store reads": _stall_reads,
@@ -166,3 +190,5 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "lose answers": _lose_answers,
     "lose leases": _lose_leases,
 }
+HARMLESS = ("break", "lose leases")
+"""Faults of which nobody dies."""

@@ -42,9 +42,16 @@ class Process:
     """A process of a host, perhaps of a worker. `how` says how it ended; a parent's end ends its children."""
 
     def __init__(
-        self, kernel: Kernel, name: str, host: int, parent: Process | None = None, worker: Worker | None = None
+        self,
+        kernel: Kernel,
+        name: str,
+        host: int,
+        parent: Process | None = None,
+        worker: Worker | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
+        self.incarnation = incarnation
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
         self.effects = dict[str, int]()
@@ -118,6 +125,7 @@ class Kernel:
         self.running: Thread | None = None
         self.listeners: dict[object, Socket] = {}
         self.cuts: dict[frozenset[int], int] = {}
+        self._heals: dict[frozenset[int], float] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
         self.crashes: set[tuple[str, int]] = set()
         self.detours: frozenset[int] | None = None
@@ -285,7 +293,9 @@ class Kernel:
 
     def cut(self, first: int, second: int, seconds: float) -> None:
         pair, number = frozenset((first, second)), next(self._numbers)
-        self.cuts[pair] = number
+        if self._heals.get(pair, 0.0) > self.now + seconds:
+            return  # an earlier cut lasts longer
+        self.cuts[pair], self._heals[pair] = number, self.now + seconds
 
         def heal() -> None:
             if self.cuts.get(pair) == number:

@@ -30,7 +30,7 @@ class Socket:
         self._timeout: float | None = None
         self._accepted: list[Socket] | None = None
         self._name: object = None
-        self._arrival = 0.0
+        self._arrival, self.is_deaf = 0.0, False
         self.watching: Waiting = []
         self.selectors: list[Selector] = []
 
@@ -50,6 +50,8 @@ class Socket:
             if data and (peer := self.peer) is not None:  # answered with a reset
                 ends = self.process.host, peer.process.host
                 machine.KERNEL.send(*ends, machine.KERNEL.delay(*ends), peer._lose)
+            return
+        if self.is_deaf:
             return
         if data is None:
             self._has_ended = True
@@ -83,6 +85,13 @@ class Socket:
             machine.KERNEL.listeners.pop(self._name, None)
         if (peer := self.peer) is not None:
             machine.KERNEL.after(machine.KERNEL.draw(*BREAK_SECONDS), peer._lose)
+
+    def reset(self) -> None:
+        """The connection breaks at both ends, and what is on its way is lost."""
+        for end in (self, self.peer):
+            if end is not None and not end._is_closed:
+                end.is_deaf = True
+                end._lose()
 
     def _lose(self) -> None:
         self.error = self.error or TimeoutError(errno.ETIMEDOUT, "Connection timed out")

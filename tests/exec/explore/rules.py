@@ -13,23 +13,36 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
-from recycle.exec.members import members_of
+from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell
+from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.state import Phase
+from recycle.exec.members import members_of, worker_of
 from recycle.exec.protocol import (
     Acknowledged,
+    Batch,
     Committed,
     Cursor,
     Evaluated,
     EvaluationResult,
     Formed,
+    FromWorker,
     GenerationRecord,
+    Hello,
+    Kill,
     LeaderMessage,
+    Leave,
+    Leaving,
     Permit,
     Propose,
+    Refused,
+    Start,
     StepReport,
     Strike,
     WorkerMessage,
 )
+from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
+from tests.exec.explore.faults import HARMLESS
 from tests.exec.explore.kernel import Process
 
 if TYPE_CHECKING:
@@ -37,6 +50,12 @@ if TYPE_CHECKING:
 
 CALM_FAULTS = {"leave worker", "drain worker"}
 """Faults that cost no iteration."""
+LOST_SECONDS = 2.0
+"""For which a leader keeps its role without an answer of etcd, and in which it kills who is late."""
+LONGEST = 300.0
+"""Virtual seconds after the last fault in which a run has to end."""
+CHECK_SECONDS, QUIET_SECONDS = 1.0, 4.0
+"""Between two checks of what a leader and its processes think of each other, if nothing has changed for a while."""
 CHECKPOINT_ERRORS = "no space|No space|is still being written|ended before it had written|within"
 """Why a checkpoint may be incomplete."""
 
@@ -67,7 +86,8 @@ class Rules:
     Attributes:
         reference: what the run should compute, if known.
         result: what it has computed; complete when it has ended.
-        struck_nodes, struck_workers: those that a fault has struck.
+        struck_nodes: those that a fault has struck, or whose processes.
+        leader: the latest one. members: process -> what it has heard.
         committed: last step in the register.
     """
 
@@ -77,15 +97,23 @@ class Rules:
         self.result = Reference([], {})
         crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
         self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
-        self.struck_workers = {parse_fault(text).worker for text in cluster.scenario.planned}
-        self.struck_workers |= {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
+        self._crashing = {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
+        self._struck: dict[Worker, int] = {}
+        self._rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
+        self._given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
+        self._until = dict[tuple[str, int], float]()
+        self._kept = set[int]()
+        self._disturbed = self._written = 0.0
+        self.members: dict[Process, MemberState] = {}
+        self._thinks: Leader | None = None
         self._leader: Process | None = None
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
         self.committed = -1
+        self._has_outcome = False
         self._commits: set[tuple[int, int]] = set()
         self._evaluated: list[Evaluated | None] = []
-        self._records, self._ran = set[int](), set[int]()
+        self._records, self._ran = dict[int, set[int]](), set[int]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
     def _fail(self, rule: str, what: str) -> None:
@@ -96,12 +124,17 @@ class Rules:
 
     def struck(self, process: Process) -> None:
         if process.worker is not None:
-            self.struck_workers.add(process.worker)
+            self._struck[process.worker] = max(process.incarnation, self._struck.get(process.worker, 0))
 
-    def left(self, process: Process) -> None:
-        """A worker's process ends by itself."""
+    def disturb(self, seconds: float = 0.0) -> None:
+        """Processes or connections change, for some time."""
+        self._disturbed = max(self._disturbed, self._cluster.kernel.now + seconds)
+
+    def ended_process(self, process: Process) -> None:
+        """A worker's process ends."""
+        self.disturb()
         record, cursor, worker = self.record, self.cursor, process.worker
-        if worker is None or record is None or cursor is None or str(worker) not in record.live:
+        if process.code or worker is None or record is None or cursor is None or str(worker) not in record.live:
             return
         is_over = cursor.commit is not None and cursor.commit.finished
         if not is_over and not self._cluster.scenario.elastic:
@@ -141,11 +174,105 @@ class Rules:
                         "persist", f"{process.name} hears of {commit.step} of {generation}, which is not written"
                     )
             case Propose(record=record):
+                if missing := self._records.get(record.generation, set()) - self.members[process].strikes.keys():
+                    self._fail("hear", f"{process.name} hears of {record.generation} before the faults {missing}")
                 if record.generation not in self._records:
                     self._fail("persist", f"{process.name} hears of {record.generation}, which is not written")
 
     def _is_begin(self, generation: int, step: int) -> bool:
         return generation in self._records and step <= self.committed
+
+    # The leader's mind.
+
+    @property
+    def leader(self) -> Leader:
+        assert self._thinks is not None
+        return self._thinks
+
+    @leader.setter
+    def leader(self, leader: Leader) -> None:
+        self._thinks = leader
+        self._asked = dict(self.cursor.gone) if self.cursor is not None else {}
+        self._given_up = {given for given in self._given_up if self.record and given[0] not in self.record.live}
+
+    def took(self, message: Any) -> None:
+        """The leader takes a message."""
+        match message:
+            case Batch(said=said):
+                for other in said:
+                    self._take_leaving(other)
+            case Hello(said=said):
+                self.disturb()
+                for other in said:
+                    self._take_leaving(other)
+            case AgentAbsent():
+                self.disturb()
+            case DepartureAsked(workers=workers):
+                for worker in workers:
+                    self._asked[str(worker)] = number = self.leader.processes[worker].incarnation
+                    self._struck[worker] = max(number, self._struck.get(worker, 0))
+                    if message.seconds is not None:
+                        until = self._cluster.kernel.now + message.seconds + LOST_SECONDS
+                        self._until.setdefault((str(worker), self._asked[str(worker)]), until)
+
+    def _take_leaving(self, sent: FromWorker) -> None:
+        if isinstance(sent.message, Leaving):
+            worker = worker_of(sent.member)
+            if self.leader.processes[worker].incarnation == sent.message.incarnation:
+                self._asked[str(worker)] = sent.message.incarnation
+
+    def decided(self, action: Action) -> None:
+        """The leader decides something."""
+        match action:
+            case Refused(worker=worker):
+                if (number := self._asked.pop(worker, None)) is not None:
+                    self._until.pop((worker, number), None)
+            case Send(order=Kill()):
+                self.disturb()
+            case Tell(message=Leave(worker=worker, incarnation=number)):
+                if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
+                    self._fail("drained", f"worker {worker} leaves after its deadline")
+            case Send(order=Start(worker=worker, incarnation=number)) if self._asked.get(worker) == number - 1:
+                # What was told to a worker counts as long as its agent lives.
+                parents = [p.parent for p in self.members if (str(p.worker), p.incarnation) == (worker, number - 1)]
+                is_agent = any(parent is not None and parent.is_alive for parent in parents)
+                if is_agent and worker not in self._rejoining and self.leader.phase is not Phase.STARTING:
+                    self._fail("left", f"process {number} of worker {worker} starts, after one that was told to leave")
+
+    def check(self) -> None:
+        """After some quiet the leader knows which processes run, and these know what is written."""
+        kernel, leader, record, cursor = self._cluster.kernel, self._thinks, self.record, self.cursor
+        kernel.after(CHECK_SECONDS, self.check)
+        if self._leader is None or not self._leader.is_alive or leader is None or record is None or cursor is None:
+            return
+        is_loud = self._cluster.scenario.slow_messages or kernel.now - self._disturbed < QUIET_SECONDS
+        if is_loud or leader.phase in (Phase.FINISHED, Phase.OVER):
+            return
+        running = {
+            (str(worker), process.incarnation)
+            for worker, process in leader.processes.items()
+            if process.is_running and not process.is_killed
+        }
+        alive = {(str(process.worker), process.incarnation) for process in kernel.processes if process.worker}
+        if running != alive or alive & self._given_up:
+            what = f"{running - alive} run, and that {alive - running} do not; given up are {alive & self._given_up}"
+            self._fail("picture", f"the leader thinks that {what}")
+        if kernel.now - self._written < QUIET_SECONDS:
+            return
+        for process, state in self.members.items():
+            worker = str(process.worker)
+            is_live = worker in record.live and record.incarnations.get(worker, 0) == process.incarnation
+            if not (process.is_alive and is_live):
+                continue
+            if cursor.phase == "running":
+                is_new, evaluated = cursor.committed > record.committed, cursor.evaluated
+                knows = state.generation == cursor.generation and state.permit("run") is not None
+                knows &= not is_new or state.commit(cursor.committed) is not None
+                knows &= evaluated in (None, record.evaluated) or state.evaluated(evaluated.step) is not None
+            else:
+                knows = cursor.phase == "proposed" or state.generation != cursor.generation or state.is_over
+            if not knows:
+                self._fail("hear", f"{process.name} does not know that {cursor} is written")
 
     # The register.
 
@@ -153,12 +280,18 @@ class Rules:
         """A key changes; `writer` has asked for it."""
         key = name.rpartition("/")[2]
         if key == "role":
+            self.disturb()
+            if value is None and writer is not None and writer is self._leader:
+                self._resign(writer)
             self._leader = None if value is None else writer
         if value is None:
             return
         if key in ("record", "cursor", "outcome") and writer is not self._leader:
             self._fail("leader", f"{writer and writer.name} writes {key}, and is not the leader")
+        self._written = self._cluster.kernel.now
         match key:
+            case "outcome":
+                self._has_outcome = True
             case "record":
                 self._record(msgspec.msgpack.decode(value, type=GenerationRecord))
             case "cursor":
@@ -166,18 +299,27 @@ class Rules:
             case other:
                 self._cluster.kernel.log(f"store: {other}")
 
+    def _resign(self, agent: Process) -> None:
+        kinds = {f.kind for f in self._cluster.scenario.faults if f.kind != "lose answers" or f.seconds > LOST_SECONDS}
+        is_asked = self._cluster.stops[agent.host].is_set()
+        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose", " ".join(kinds))):
+            self._fail("role", f"{agent.name} gives the role up, which it has")
+
     def _record(self, record: GenerationRecord) -> None:
         before = self.record
+        for worker in record.live if record.plan else ():  # that of a restart has none
+            if (worker, record.incarnations.get(worker, 0)) in self._given_up:
+                self._fail("given up", f"generation {record.generation} has worker {worker}, which was given up")
         if before is not None and record.generation < before.generation:
             self._fail("generation", f"{record.generation} follows {before.generation}")
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         self.record = record
-        self._records.add(record.generation)
+        self._records.setdefault(record.generation, set(self.cursor.struck) if self.cursor else set())
 
         scenario = self._cluster.scenario
         is_next = before is not None and record.generation > before.generation and self._ran
-        if is_next and scenario.are_only_roles and not (scenario.elastic or scenario.slow_messages):
+        if is_next and scenario.is_harmless and not (scenario.elastic or scenario.slow_messages):
             self._fail("take-over", f"generation {record.generation} follows one that runs")
 
     def _cursor(self, cursor: Cursor) -> None:
@@ -196,6 +338,7 @@ class Rules:
             if cursor.evaluated is not None and before is not None and cursor.evaluated != before.evaluated:
                 self._require_said("reports", self.record, f"EvaluationReport {cursor.evaluated.step}")
         self.cursor, self.committed = cursor, cursor.committed
+        self._asked.update(cursor.gone)
         self._evaluated.append(cursor.evaluated)
         if cursor.phase == "running":
             self._ran.add(cursor.generation)
@@ -215,17 +358,44 @@ class Rules:
 
     def logged(self, event: dict[str, Any]) -> None:
         """A leader writes an event."""
-        cluster = self._cluster
-        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0:
-            worker = event["worker"]
-            node = next(node for at, node in cluster.homes.items() if str(at) == worker)
-            is_struck = node in self.struck_nodes or Worker.parse(worker) in self.struck_workers
-            if not is_struck and not self._is_another(event["cause"]):
-                self._fail("fence", f"worker {worker}, which is well: {event['cause']}")
+        worker, cause = Worker.parse(event.get("worker") or "0.0"), event.get("cause", "")
+        given = str(worker), self._number(worker)
+        match event["kind"]:
+            case "detected":
+                if not (self._is_struck(worker) or self._is_another(cause)):
+                    self._fail("fence", f"worker {worker}, which is well: {cause}")
+                if not event.get("over"):
+                    self._given_up.add(given)
+                    self._require_copies(worker, cause)
+            case "drained" if given in self._given_up:
+                self._fail("drained", f"worker {worker}, which was given up")
+            case "fault" if not cause and not event["fault"].startswith("slow"):
+                self._struck[worker] = given[1]
+            case "fault" if cause and not self._is_struck(worker):
+                self._fail("return", f"worker {worker}, which is well, {cause}")
+            case "checkpoint" if "error" not in event:
+                self._kept.add(event["step"])
         if event["kind"] == "undone" and self._is_calm:
             self._fail("repeated", f"step {event['step']}, although all departures were announced")
         if event["kind"] == "checkpoint" and not re.search(CHECKPOINT_ERRORS, event.get("error", "within")):
             self._fail("checkpoint", event["error"])
+
+    def _number(self, worker: Worker) -> int:
+        """The process of a worker that an event is about: one may have started since."""
+        if self.record is not None and str(worker) in self.record.live:
+            return self.record.incarnations.get(str(worker), 0)
+        return self.leader.processes[worker].incarnation
+
+    def _is_struck(self, worker: Worker) -> bool:
+        cluster = self._cluster
+        number, node = self._number(worker), cluster.homes[worker]
+        is_near = node in self.struck_nodes or worker in self._crashing
+        return is_near or cluster.scenario.slow_messages > 0.0 or number <= self._struck.get(worker, -1)
+
+    def _require_copies(self, worker: Worker, cause: str) -> None:
+        others = any(other.rank == worker.rank for other in self.leader.holders)
+        if re.search(r"within \d+ s$|cut off from", cause) and not (others or self._cluster.scenario.elastic):
+            self._fail("last copy", f"worker {worker} is given up, and nobody has the state of its stage: {cause}")
 
     @property
     def _is_calm(self) -> bool:
@@ -242,8 +412,10 @@ class Rules:
         # Of workers that fail to form together any may be to blame; an agent without a leader, or whose connection to
         # it broke, waits for the store.
         kinds = " ".join(fault.kind for fault in self._cluster.scenario.faults)
-        if kinds.count("isolate") > 1 and cause.startswith("cut off from"):
-            return True  # of two hosts of a stage that report each other either may be
+        if {fault.kind for fault in self._cluster.scenario.faults} <= {"fail to form", *HARMLESS}:
+            return False
+        if cause.startswith("cut off from") and (kinds.count("isolate") > 1 or re.search("store|lose", kinds)):
+            return True  # of two hosts that report each other either may be; a leader without etcd hears neither
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
             bool(re.search("store|lose", kinds)) and cause.startswith("the agent of node")
         )
@@ -254,12 +426,20 @@ class Rules:
         """An agent has ended."""
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
         late = "|holds another run" if self._cluster.has_ended else ""
+        away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
+        kinds = {fault.kind for fault in self._cluster.scenario.faults}
+        if self._kept and isinstance(exit, RecycleError) and not self._is_wrong and kinds <= HARMLESS:
+            self._fail("restore", f"agent {node}, with checkpoints {sorted(self._kept)}: {exit}")
+        if "has no complete checkpoint" in str(exit):
+            verified = self.record and self.record.verified_step
+            if any(verified is None or step <= verified for step in self._kept):
+                self._fail("restore", f"agent {node}, with checkpoints {sorted(self._kept)}: {exit}")
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not re.search("does not answer|during start-up|has ended while" + late, str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")

@@ -98,11 +98,13 @@ class Store:
             self._delete(key)
 
     def revoke_all(self, owner: Process | None = None) -> None:
+        self._process = None
         for lease in list(self._leases):
             if owner in (None, self._owners[lease]):
                 self.revoke(lease)
 
     def _expire(self) -> None:
+        self._process = None
         if self.stalls_until > self._kernel.now:  # another member of etcd extends all leases when it is elected
             self._leases = {name: (seconds, self.stalls_until + seconds) for name, (seconds, _) in self._leases.items()}
         for name, (_, until) in list(self._leases.items()):

@@ -7,13 +7,14 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from recycle.job.shape import place_workers
 from tests.exec.explore.cluster import Cluster, Scenario, job_of
-from tests.exec.explore.faults import Fault
+from tests.exec.explore.faults import HARMLESS, Fault
 from tests.exec.explore.rules import Violation
 
 WEIGHTS = {
@@ -38,6 +39,57 @@ WEIGHTS = {
 """How often a seed has a kind of fault."""
 OF_ALL = {"fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+AIMED = {
+    "break": 6,
+    "lose leases": 6,
+    "lose answers": 1,
+    "stall store": 1,
+    "fail to form": 1,
+    "kill worker": 2,
+    "kill agent": 2,
+    "stop agent": 1,
+    "isolate": 1,
+    "leave node": 1,
+    "leave worker": 1,
+    "drain worker": 2,
+}
+"""How often a fault that is aimed at a moment of the leader has a kind."""
+_THREE = Scenario(3, 1, 1, micro_batches=1, steps=4, spared=frozenset({0}))
+_TWO = replace(_THREE, pipelines=2, spared=frozenset(), checkpoint_every=2, steps=5)
+_FOUR = replace(_THREE, pipelines=2, ranks=2, spared=frozenset())
+_LOST = replace(_TWO, planned=("kill:0.0@3", "kill:1.0@3"))
+_DRAIN = Fault(3.5, "drain worker", 1)
+WORLDS = {
+    "calm": replace(_THREE, eval_every=2, checkpoint_every=2),
+    "long": replace(_THREE, planned=("slow=6:0.0@1",), restarts=0, steps=12),
+    "rejoin": replace(_THREE, planned=("rejoin:1.0@2", "kill:1.0@1"), restarts=0, slow_plans=1.0),
+    "rejoin at a checkpoint": replace(
+        _THREE, planned=("rejoin:0.0@2", "kill:0.0@1"), checkpoint_every=2, spared=frozenset({1})
+    ),
+    "rejoin with shards": replace(
+        _FOUR, planned=("rejoin:1.1@2", "kill:1.1@1"), sharded=True, spared=frozenset({0, 1})
+    ),
+    "restart": replace(_THREE, planned=("kill:1.0@1", "slow=6:0.0@2"), eval_every=2, steps=9),
+    "late to leave": replace(_THREE, faults=(_DRAIN._replace(seconds=0.3),), planned=("slow=9:2.0@0",), steps=6),
+    "leave": replace(_THREE, faults=(Fault(3.5, "leave worker", 1),), checkpoint_every=2, steps=6),
+    "two leave": replace(
+        _THREE, faults=(_DRAIN, Fault(3.6, "drain worker", 2)), sharded=True, steps=8, spared=frozenset(range(3))
+    ),
+    "cut between last hosts": replace(
+        _FOUR, planned=("kill:0.1@1", "kill:1.0@1"), faults=(Fault(5.5, "cut", 3, 12.0),), restarts=0, steps=32, seed=2
+    ),
+    "wrong state": replace(_FOUR, planned=("flip=weight:1.0@3",), digests=1, checkpoint_every=2, steps=5),
+    "wrong state and joiner": replace(
+        _THREE, digests=3, planned=("rejoin:1.0@4", "kill:1.0@1", "flip=weight:2.0@4"), steps=7
+    ),
+    "stage lost": _LOST,
+    "tensor-parallel stage lost": replace(_LOST, tensor_parallel=2),
+    "slow operation": replace(
+        _THREE, planned=("slow=65:2.0@0",), faults=(Fault(11.0, "kill worker", 1),), restarts=0, steps=2
+    ),
+    "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
+}
+"""Runs in which something happens, at whose moments faults are aimed."""
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
@@ -68,6 +120,8 @@ def draw_scenario(seed: int) -> Scenario:
     def chance(share: float) -> bool:
         return draws.random() < share
 
+    if chance(0.5):
+        return _aimed(draws, seed)
     pipelines, ranks = draws.choices([(2, 1), (3, 1), (2, 2), (3, 2)], [6, 3, 3, 1])[0]
     per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
     steps = draws.choice([2, 2, 3, 4])
@@ -131,6 +185,40 @@ def draw_scenario(seed: int) -> Scenario:
             faults = [fault for fault in faults if fault.kind not in OF_ALL]
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+
+
+@cache
+def _moments(world: Scenario) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The moments of a world's leader, and its writes that may cost it the role, with their numbers."""
+    outcome_of(cluster := Cluster(world))
+    moments = {name: most for name, most in cluster.moments.items() if name not in ("Tick", "Line", "Waiting", "Begin")}
+    writes = {name: most for name, most in cluster.kernel.effects.items() if name.endswith(" role")}
+    return tuple([(name, at + 1) for name in sorted(most) for at in range(most[name])] for most in (moments, writes))
+
+
+def _aimed(draws: random.Random, seed: int) -> Scenario:
+    """A world, and faults that are aimed at moments of its leader."""
+    world = draws.choice(list(WORLDS.values()))
+    workers = world.pipelines * world.ranks
+    others = [number for number in range(workers) if world.spared and number not in world.spared]
+    kinds = list(AIMED) if others and draws.random() < 0.4 else list(HARMLESS)
+    moments, writes = _moments(world)
+    faults, (moment, number) = list(world.faults), draws.choice(moments)
+    for kind in draws.choices(kinds, [AIMED[kind] for kind in kinds], k=draws.choice([1, 1, 2, 3])):
+        if draws.random() < 0.3:
+            moment, number = draws.choice(moments)
+        seconds = draws.choice([0.0, 0.0, 0.5, 1.5]) if kind == "break" else draws.choice([0.5, 1.5, 5.0, 12.0])
+        target = draws.choice(range(workers) if kind in HARMLESS else others)
+        faults.append(Fault(0.0, kind, target, seconds, moment, number))
+    staggered = world.staggered and draws.random() < 0.7
+    return replace(
+        world,
+        seed=draws.choice([world.seed, seed]),
+        faults=tuple(faults),
+        staggered=staggered,
+        returns=draws.random() < 0.8,
+        crashes=frozenset([draws.choice(writes)] if draws.random() < 0.2 else []),
+    )
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:

@@ -20,7 +20,7 @@ from recycle.plans import Plan, failure_vector
 from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
 from tests.exec.explore.faults import Fault
 from tests.exec.explore.small import SMALL, crash_points
-from tests.exec.explore.stories import draw_scenario, violation_of
+from tests.exec.explore.stories import WORLDS, draw_scenario, violation_of
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
@@ -99,6 +99,48 @@ def test_story_that_violated_a_rule(name: str) -> None:
     assert violation_of(STORIES[name]) is None
 
 
+@pytest.mark.parametrize("name", WORLDS)
+def test_world_holds_the_rules(name: str) -> None:
+    for seed in range(2):
+        assert violation_of(replace(WORLDS[name], seed=WORLDS[name].seed + seed)) is None, seed
+
+
+def aimed(world: str, *faults: Fault, **more: Any) -> Scenario:
+    return replace(WORLDS[world], faults=(*WORLDS[world].faults, *faults), **more)
+
+
+def at(moment: str, number: int, kind: str, target: int = 0, seconds: float = 0.0) -> Fault:
+    return Fault(0.0, kind, target, seconds, moment, number)
+
+
+AIMED = [
+    aimed("rejoin", at("Stop", 1, "break", 2)),
+    aimed("rejoin", at("Propose", 3, "lose leases")),
+    aimed("rejoin", at("running", 4, "lose node", 1), returns=False),
+    aimed("rejoin", crashes=frozenset({("agent 2 role", 11)})),
+    aimed("calm", at("running", 5, "lose leases")),
+    aimed("calm", crashes=frozenset({("agent 2 role", 4)})),
+    aimed("long", at("Committed", 7, "break", 1, 1.5)),
+    aimed("long", at("running", 3, "kill agent", 1)),
+    aimed("long", at("running", 3, "isolate", 2, 12.0)),
+    aimed("long", at("running", 4, "lose answers", 0, 1.5)),
+    aimed("long", at("running", 5, "stall store", 0, 1.6), at("StepReport", 10, "lose leases")),
+    aimed("stage lost", at("Start", 4, "break", 1)),
+    aimed("restart", at("rejoined", 1, "lose leases")),
+    aimed("restart", at("Permit run", 3, "kill agent", 2), at("Permit run", 3, "lose leases")),
+    aimed("late to leave", at("Kill", 1, "break", 1)),
+    aimed("leave", at("Leaving", 1, "kill worker", 1)),
+    aimed("leave", at("drained", 1, "lose leases")),
+    aimed("leave", at("running", 5, "lose leases")),
+]
+
+
+@pytest.mark.parametrize("number", range(len(AIMED)))
+def test_faults_at_moments_of_the_leader(number: int) -> None:
+    (cluster := Cluster(AIMED[number])).run()
+    assert all(cluster.moments[fault.moment] >= fault.number for fault in AIMED[number].faults if fault.moment)
+
+
 @pytest.mark.parametrize(("seed", "leader"), [(0, 2), (9, 0)])
 def test_agents_leave_a_leader_that_says_nothing(seed: int, leader: int) -> None:
     """Its connections stand."""
@@ -116,17 +158,6 @@ def test_another_agent_leads_on_wherever_the_leader_ends(first: int) -> None:
     points = crash_points(cluster, lambda name: name in ("agent 0", "agent 1"))
     assert len(points) > 50
     for point in points[first::9]:
-        assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
-
-
-@pytest.mark.parametrize("planned", [(), ("kill:1.0@1", "rejoin:1.0@2")])
-def test_the_next_leader_goes_on_with_what_runs(planned: tuple[str, ...]) -> None:
-    """A leader loses its role at each write, whose answer is lost as well."""
-    whole = Scenario(3, 1, steps=3, checkpoint_every=2, eval_every=2, planned=planned, spared=frozenset({0, 2}))
-    (cluster := Cluster(whole)).run()
-    points = crash_points(cluster, lambda name: name.endswith(" role"))
-    assert len(points) > 10
-    for point in points:
         assert violation_of(replace(whole, crashes=frozenset({point}))) is None, point
 
 

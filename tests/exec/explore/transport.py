@@ -17,7 +17,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.job import Job
 from recycle.job.shape import Worker
-from tests.exec.explore.kernel import BREAK_SECONDS, Channel, Kernel, Waiting, current
+from tests.exec.explore.kernel import BREAK_SECONDS, Channel, Kernel, Process, Waiting, current
 
 
 class CutOff(RuntimeError):
@@ -75,6 +75,7 @@ class Fabric:
     def __init__(self, kernel: Kernel, dead_after: float) -> None:
         self.kernel, self._dead_after = kernel, dead_after
         self.ends: dict[tuple[str, Worker], SimulatedGroups] = {}
+        self.broken: dict[Process, float] = {}
         self.sums: dict[object, dict[Worker, tuple[SimulatedGroups, Work, torch.Tensor]]] = {}
 
     def cut(self, pair: frozenset[int]) -> None:
@@ -169,6 +170,8 @@ class SimulatedGroups(GlooTransport):
         def meet() -> None:
             store.set(f"{self.name}/{self.role}", "here")
             store.wait(names, timedelta(seconds=limits.form_timeout))
+            if self.fabric.broken.get(self.process, 0.0) > self.fabric.kernel.now:
+                raise RuntimeError("no such device")
             for member in groups.members:
                 end = self.fabric.ends.get((self.name, member))
                 if end is None or end.is_shut:

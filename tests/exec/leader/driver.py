@@ -129,10 +129,6 @@ class LeaderDriver:
         self._connected.add(node)
         self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(messages)))
 
-    def lose_orders(self, node: int) -> None:
-        """Nothing arrives at the agent of a node any more, which the leader has not noticed yet."""
-        self._connected.discard(node)
-
     def disconnect(self, node: int) -> None:
         """The connection to the agent of a node is gone. Its processes go on."""
         self._connected.discard(node)

@@ -41,7 +41,7 @@ from recycle.exec.protocol import (
     Verified,
 )
 from recycle.job.shape import Worker
-from tests.exec.leader.driver import FACTS, KILLED, LIVE, TICK, LeaderDriver, cursor_of, follow, record
+from tests.exec.leader.driver import FACTS, KILLED, LIVE, LeaderDriver, cursor_of, follow, record
 from tests.exec.runs import job
 
 NOT_FINITE = float("inf")
@@ -160,18 +160,6 @@ def test_worker_silent_during_forming_is_fenced_last() -> None:
     assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
 
 
-def test_worker_that_fails_first_to_form_is_fenced_not_those_that_fail_in_consequence() -> None:
-    driver = proposed()
-    for _ in range(2):
-        driver.acknowledge()
-        driver.say("2.1", Formed("no port is free"))
-        driver.tick()
-        for name in driver.record.live:
-            driver.say(name, Formed("the connection to worker 2.1 is closed"))
-        driver.count_time(2)
-    assert [worker for worker, _ in driver.detected] == ["2.1"]
-
-
 def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced() -> None:
     driver = proposed()
 
@@ -227,26 +215,6 @@ def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         driver.count_time(4)
 
 
-def test_worker_that_does_not_rejoin_is_waited_for_until_a_deadline() -> None:
-    driver = proposed(faults=[PlannedFault("rejoin:1.1@3", LATE, 3, strikes=False)])
-    driver.start_and_form()
-    driver.starts_up = False
-    driver.end(LATE, KILLED)
-    driver.start_and_form()
-    driver.tick()
-    assert driver.ordered(Start)[-1] == Start(str(LATE), 1, str(LATE), 2)
-    for _ in range(3):
-        driver.report()
-    assert (driver.record.committed, driver.phase) == (2, Phase.BETWEEN)
-    driver.count_time(REJOIN_DEADLINE - TICK)
-    assert driver.phase is Phase.BETWEEN
-    driver.count_time(2 * TICK)
-    assert driver.events("fault") == [{"worker": "1.1", "step": 3, "cause": "did not re-join in time"}]
-    assert driver.killed == [LATE]
-    driver.start_and_form()
-    assert (driver.record.generation, len(driver.record.live)) == (3, 5)
-
-
 def test_ending_run_kills_no_stuck_worker_that_is_a_last_host() -> None:
     """All of them may be compiling."""
     driver = proposed()
@@ -282,10 +250,6 @@ def test_proposed_generation_is_abandoned_by_the_next_leader(phase: PersistedPha
     assert (after.generation, after.committed, after.commit, after.live) == (4, 4, FACTS, LIVE)
     assert driver.told(Propose)[-1].record == after
     assert driver.of_kind(Persist)[-1] == Persist(cursor_of(after, "proposed"), after)
-
-
-def test_end_of_a_generation_is_told_again_by_the_next_leader() -> None:
-    assert follow(record(), "ended").told(Stop) == [Stop(3)]
 
 
 def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_state() -> None:

@@ -15,16 +15,13 @@ from recycle.exec.leader.actions import (
     Send,
 )
 from recycle.exec.leader.membership import END_SECONDS, Membership
-from recycle.exec.leader.state import Phase, PlannedFault
+from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import (
     AgentProcess,
     Committed,
-    CutOff,
-    FromWorker,
     Kill,
     Leave,
     Leaving,
-    Ready,
     Refused,
     Start,
 )
@@ -64,51 +61,6 @@ def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return() -> No
     driver.report()
     driver.start_and_form()
     assert (driver.record.generation, len(driver.record.live)) == (3, 6)
-
-
-def test_process_fenced_during_its_agents_absence_does_not_join() -> None:
-    driver = on_two_nodes(restarts=1)
-    driver.disconnect(1)
-    driver.say("1.0", CutOff("1.1"))
-    driver.tick()
-    assert driver.detected == [("1.1", "cut off from worker 1.0")]
-    driver.kills = False
-    driver.connect(1, messages=[FromWorker("1.1", Ready(0))])
-    driver.start_and_form()
-    for _ in range(3):
-        driver.report()
-    assert (driver.record.generation, len(driver.record.live)) == (2, 5)
-    assert driver.ordered(Kill)[1:] == [Kill("1.1", 0)]
-    driver.end(Worker(1, 1), KILLED)
-    driver.tick()
-    assert driver.ordered(Start)[-1].incarnation == 1
-
-
-def test_process_whose_start_did_not_arrive_is_started_again() -> None:
-    """The order was under way when the connection broke."""
-    driver = on_two_nodes(restarts=9)
-    driver.end(Worker(1, 1), KILLED)
-    driver.start_and_form()
-    driver.lose_orders(1)
-    driver.tick()
-    assert driver.ordered(Start)[-1].incarnation == 1
-    driver.disconnect(1)
-    driver.connect(1)
-    driver.tick()
-    driver.tick()
-    assert driver.ordered(Start)[-1].incarnation == 2
-
-
-def test_rejoin_started_by_the_last_leader_joins() -> None:
-    before = msgspec.structs.replace(record(), live=["0.0"], roles={"0.0": "0.0"})
-    back = [PlannedFault("rejoin:1.0@6", Worker(1, 0), 6, strikes=False)]
-    driver = follow(before, "running", faults=back, is_connected=False)
-    driver.processes[0][Worker(1, 0)] = AgentProcess("1.0", 1, 3)
-    driver.connect(0, messages=[FromWorker("1.0", Ready(1))])
-    driver.report()
-    driver.start()
-    assert (driver.record.committed, driver.record.joins) == (5, ["1.0"])
-    assert (driver.killed, driver.ordered(Start)) == ([], [])
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -189,15 +141,6 @@ def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) 
     assert (driver.detected, [event["worker"] for event in driver.events("drained")]) == ([], ["1.1"])
 
 
-def test_worker_that_cannot_leave_before_its_deadline_dies(driver: LeaderDriver) -> None:
-    tell(driver, seconds=2.0)
-    driver.count_time(1.5)
-    assert driver.detected == []
-    driver.count_time(1)
-    assert driver.detected == [("1.1", "asked to leave within 2 s, and no iteration ended in time")]
-    assert (driver.killed, driver.events("drained")) == ([LEAVER], [])
-
-
 def test_training_continues_until_a_plan_without_the_worker_exists(driver: LeaderDriver) -> None:
     planner, driver.plan = driver.plan, lambda question: None
     tell(driver)
@@ -232,13 +175,3 @@ def test_process_that_was_started_since_stays() -> None:
     driver.say("1.1", Leaving(1))
     driver.report()
     assert driver.told(Leave) == [Leave("1.1", 1)]
-
-
-def test_worker_that_was_killed_at_its_deadline_is_not_started_again() -> None:
-    driver = LeaderDriver(job(3, 2, 2), restarts=3)
-    driver.start_and_form()
-    tell(driver, seconds=2.0)
-    driver.count_time(2)
-    driver.start_and_form()
-    driver.count_time(1)
-    assert [start.incarnation for start in driver.ordered(Start)] == [0] * 6
