@@ -34,7 +34,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
-def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: Path) -> None:
+def test_answers_are_lines_and_prints_go_to_standard_error(echo, tmp_path):
     with (tmp_path / "errors").open("w+b") as errors:
         child = Child(echo, ">", errors=errors)
         lines = child.lines()
@@ -47,7 +47,7 @@ def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: 
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
+def test_the_end_of_a_child_is_the_end_of_its_answers(echo):
     child = Child(echo, ">", errors=subprocess.DEVNULL)
     lines = child.lines()
     next(lines)
@@ -57,13 +57,12 @@ def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
     child.close()
 
 
-def test_a_child_ends_with_its_parent(echo: str) -> None:
+def test_a_child_ends_with_its_parent(echo):
     code = (
         f"from recycle.child import Child; child = Child('{echo}', '>');"
         " print(next(child.lines()).decode(), flush=True); input()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()

@@ -12,7 +12,7 @@ from recycle.plans.edge_coloring import Edge, color_edges
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("is_bipartite", [True, False])
-def test_colors_are_few_and_differ_at_each_vertex(seed: int, is_bipartite: bool) -> None:
+def test_colors_are_few_and_differ_at_each_vertex(seed, is_bipartite):
     random = Random(seed)
     left, right = range(random.randint(3, 12)), range(100, 100 + random.randint(1, 12))
     edges: list[Edge] = []

@@ -284,7 +284,7 @@ def write_texts() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("place", RUN)
-def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: str) -> None:
+def test_commands_of_a_page_run_in_order(scene, command, place):
     prepare(place, command)
     for text in PRINTED[place]:
         if reason(text) is not None:
@@ -301,7 +301,7 @@ def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: s
 
 
 @pytest.mark.parametrize("place", PRINTED)
-def test_the_options_of_every_command_exist(place: str) -> None:
+def test_the_options_of_every_command_exist(place):
     for text in PRINTED[place]:
         words = words_of(text)
         if "recycle" not in words or "=$PWD" in text:
@@ -316,7 +316,7 @@ def test_the_options_of_every_command_exist(place: str) -> None:
         parse(name, numbers)
 
 
-def test_all_commands_are_printed_and_all_reasons_used() -> None:
+def test_all_commands_are_printed_and_all_reasons_used():
     every = [command for commands in PRINTED.values() for command in commands]
     assert {words_of(command)[1] for command in every if command.startswith("recycle ")} == set(COMMANDS)
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in every)] == []
@@ -332,7 +332,7 @@ def benchmarks_printed() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", benchmarks_printed())
-def test_the_options_of_every_printed_benchmark_exist(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_of_every_printed_benchmark_exist(text, monkeypatch):
     class Parsed(Exception):
         """Ends a benchmark when its options are read."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +26,7 @@ def compared() -> Comparison:
 
 
 @pytest.mark.slow
-def test_bars_are_as_long_as_their_figures(compared: Comparison, tmp_path: Path) -> None:
+def test_bars_are_as_long_as_their_figures(compared, tmp_path):
     names = write_plots(compared, "a <test>", tmp_path)
     assert list(names) == ["comparison-goodput.svg", "comparison-rates.svg", "comparison-lost.svg"]
     trees = {name: ElementTree.parse(tmp_path / name).getroot() for name in names}
@@ -40,7 +39,7 @@ def test_bars_are_as_long_as_their_figures(compared: Comparison, tmp_path: Path)
     assert "does not fit" in [text.text for text in trees["comparison-goodput.svg"].iter(f"{SVG}text")]
 
 
-def test_the_same_figures_give_the_same_picture(compared: Comparison, tmp_path: Path) -> None:
+def test_the_same_figures_give_the_same_picture(compared, tmp_path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         for name in write_plots(replace(compared), "title", tmp_path / folder):

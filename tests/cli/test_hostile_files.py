@@ -16,7 +16,6 @@ import pytest
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import chrome_trace
-from tests.cli.command import Command
 
 PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
 
@@ -73,9 +72,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_a_file_of_more_instructions_than_the_limit_is_refused(
-    command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_more_instructions_than_the_limit_is_refused(command, tmp_path, name, monkeypatch):
     content, complaint = MANY[name]
     (tmp_path / name).write_bytes(content)
     count = int(complaint.split("too large: ")[1].split()[0])
@@ -96,7 +93,7 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(
         (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
     ],
 )
-def test_giant_trace_is_refused(command: Command, content: bytes, complaint: str) -> None:
+def test_giant_trace_is_refused(command, content, complaint):
     Path("plan.trace.json").write_bytes(content)
     assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
 
@@ -104,7 +101,7 @@ def test_giant_trace_is_refused(command: Command, content: bytes, complaint: str
 @pytest.mark.parametrize(
     ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
 )
-def test_hostile_file_is_refused_with_its_place(command: Command, name: str, what: str) -> None:
+def test_hostile_file_is_refused_with_its_place(command, name, what):
     content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
     Path(name).write_bytes(content)
     outcome = command(f"check {name}")
@@ -216,7 +213,7 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("validate", [*SMALL_FILES]), ("check", [name for name in SMALL_FILES if name.startswith(TO_CHECK)])],
     ids=["validate", "check"],
 )
-def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(small_files: Path, how: str, names: list[str]) -> None:
+def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(small_files, how, names):
     command = [sys.executable, "-c", MEASURED, how, *(str(small_files / name) for name in names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -235,13 +232,13 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(small_files: Pat
         "convert plan.json plan.trace.json --times=1e308,1,1",
     ],
 )
-def test_overflowing_times_are_refused(command: Command, line: str) -> None:
+def test_overflowing_times_are_refused(command, line):
     Path("plan.json").write_text(PLAN)
     Path("profile.json").write_text('{"forward": 1e308}')
     assert command(line).refused("the times add up to more than 1e+100: state them in another unit")
 
 
 @pytest.mark.parametrize("line", ["check {}", "simulate {}", "convert {} --to native out", "view {} --export o.svg"])
-def test_every_command_refuses_a_pipe(command: Command, line: str) -> None:
+def test_every_command_refuses_a_pipe(command, line):
     os.mkfifo("pipe.json")
     assert command(line.format("pipe.json")).refused("pipe.json: cannot be read (not a regular file")

@@ -8,7 +8,6 @@ import pytest
 
 from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import FAMILIES, one_f_one_b
-from tests.cli.command import Command
 from tests.hugging_face.written import write_model
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
@@ -220,23 +219,21 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("name", "text", "says"), JOBS)
-def test_impossible_job_value_is_refused(command: Command, name: str, text: str, says: str) -> None:
+def test_impossible_job_value_is_refused(command, name, text, says):
     Path("job.toml").write_text(f"{SHAPE}{text}\n")
     assert command(name, "job.toml", "--failed 0.1" if name == "plan" else "--run run").refused(says)
     assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(("size", "micro_batches", "options", "says"), LARGE)
-def test_a_job_that_is_too_large_to_plan_is_refused(
-    command: Command, size: int, micro_batches: int, options: str, says: str
-) -> None:
+def test_a_job_that_is_too_large_to_plan_is_refused(command, size, micro_batches, options, says):
     shape = f"[shape]\npipelines = {size}\nranks = {size}\nmicro_batches = {micro_batches}\n"
     Path("job.toml").write_text(f"{shape}[planner]\nseconds = 5\n")
     assert command(f"plan job.toml {options}").refused(says)
 
 
 @pytest.mark.parametrize("row", [*REFUSED, *(pytest.param(row, marks=pytest.mark.process) for row in BY_RUNS)], ids=str)
-def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], command: Command, files: Path) -> None:
+def test_invalid_input_is_one_line_and_leaves_no_file(row, command, files):
     line, *words = row
     if "-hf" in line:
         write_model(files / "model")
@@ -265,7 +262,7 @@ def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], comm
         "nonsense",
     ],
 )
-def test_usage_errors_exit_2(command: Command, line: str) -> None:
+def test_usage_errors_exit_2(command, line):
     outcome = command(line)
     assert (outcome.status, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err

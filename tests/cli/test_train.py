@@ -84,7 +84,7 @@ def assert_resumes_to_the_same_bits(command: Command) -> None:
 
 
 @pytest.mark.process
-def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Command) -> None:
+def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command):
     outcome = command("train job.toml --run run --fault kill:1.1@2 --fault rejoin:1.1@4")
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
@@ -104,9 +104,7 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(
-    command: Command, job: Path, number: signal.Signals
-) -> None:
+def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job, number):
     """Without it the job would keep none: it has none every so many steps."""
     job.write_text(f"{EMULATED}seconds_per_unit = 0.02".replace("[train]\nsteps = 6\n", "") + "\n[train]\nsteps = 9\n")
     outcome, _ = end_by_signal(command, "train job.toml --run run", number, lambda: len(lines_of("metrics")) > 2)
@@ -120,7 +118,7 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(
     assert_resumes_to_the_same_bits(command)
 
 
-def test_closed_terminal_does_not_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_closed_terminal_does_not_interrupt(monkeypatch, tmp_path):
     class Closed(io.FileIO):
         def write(self, text: object) -> int:
             raise OSError(errno.EIO, "Input/output error")
@@ -138,7 +136,7 @@ def test_closed_terminal_does_not_interrupt(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.process
 @pytest.mark.parametrize(("fault", "lines"), [("stall:1.1@2", 2), ("stall:1.1@1.evaluation", 1)])
-def test_sigterm_ends_a_hung_run_within_the_grace(command: Command, job: Path, fault: str, lines: int) -> None:
+def test_sigterm_ends_a_hung_run_within_the_grace(command, job, fault, lines):
     """Step 1 is the last one each time; its line in the metrics comes with its evaluation."""
     job.write_text(f"{EMULATED}{HANGS}" + "[eval]\nevery = 2\n" * (lines == 1))
     line = f"train job.toml --run run --fault {fault}"
@@ -149,7 +147,7 @@ def test_sigterm_ends_a_hung_run_within_the_grace(command: Command, job: Path, f
 
 
 @pytest.mark.process
-def test_sigterm_after_a_resume_keeps_the_checkpoint(command: Command, job: Path) -> None:
+def test_sigterm_after_a_resume_keeps_the_checkpoint(command, job):
     """All hosts of a stage are busy for longer than the grace, as when they compile it."""
     job.write_text(f"{EMULATED}checkpoint_every = 1\ncheckpoint_keep = 1\n{HANGS}")
     manifest = Path("run/checkpoints/step-00000001/manifest.json")
@@ -163,7 +161,7 @@ def test_sigterm_after_a_resume_keeps_the_checkpoint(command: Command, job: Path
     assert lines_of("events")[-1]["checkpoint"] == "step-00000001"
 
 
-def test_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
+def test_runs_of_one_second_get_two_directories(tmp_path):
     directories = [unused_directory(tmp_path, "tiny")]
     directories[0].mkdir()
     directories.append(unused_directory(tmp_path, "tiny"))
@@ -171,13 +169,13 @@ def test_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_drain_of_a_run_that_has_ended_is_one_line(command: Command) -> None:
+def test_a_drain_of_a_run_that_has_ended_is_one_line(command):
     assert command("train job.toml --run run").status == 0
     assert command("drain run 1.1").refused("run: this run has ended")
 
 
 @pytest.mark.process
-def test_punished_run_prints_its_faults_and_has_the_same_losses(command: Command) -> None:
+def test_punished_run_prints_its_faults_and_has_the_same_losses(command):
     line = command("train job.toml --run run --punish 2,7").out.splitlines()[0]
     drawn = line.removeprefix("punished with 4 faults:").split(" --fault ")[1:]
     assert drawn == ["kill:0.1@1", "rejoin:0.1@2", "kill:0.0@3", "rejoin:0.0@5"]
@@ -199,7 +197,7 @@ def test_punished_run_prints_its_faults_and_has_the_same_losses(command: Command
         ('kind = "emulated"\nseconds_per_unit = 1e6\n[times]\nforward = 9.0', "[model] seconds_per_unit"),
     ],
 )
-def test_explain_refuses_the_settings_that_training_refuses(command: Command, job: Path, lines: str, key: str) -> None:
+def test_explain_refuses_the_settings_that_training_refuses(command, job, lines, key):
     job.write_text(f"[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n[model]\n{lines}\n")
     explained, trained = command("train job.toml --explain"), command("train job.toml --run run")
     assert explained.refused(f"job.toml: {key}")
@@ -208,7 +206,7 @@ def test_explain_refuses_the_settings_that_training_refuses(command: Command, jo
 
 
 @pytest.mark.process
-def test_run_that_cannot_continue_exits_with_1(command: Command) -> None:
+def test_run_that_cannot_continue_exits_with_1(command):
     outcome = command("train job.toml --run run --fault kill:0.1@1 --fault kill:1.1@2")
     assert outcome.status == 1
     assert outcome.err.startswith("recycle: stage 1 has no live host left after step 1")
@@ -216,7 +214,7 @@ def test_run_that_cannot_continue_exits_with_1(command: Command) -> None:
 
 
 @pytest.mark.process
-def test_run_is_resumed_or_refused(command: Command, job: Path) -> None:
+def test_run_is_resumed_or_refused(command, job):
     job.write_text(EMULATED + "checkpoint_every = 3\n")
     assert "checkpoint step-00000005 is complete" in command("train job.toml").out
     (run,) = (path for path in Path("runs").iterdir() if path.name != "latest")
@@ -279,9 +277,7 @@ def module() -> None:
         ({"data": "batches"}, "[data] provider: cli_models:batches returned int"),
     ],
 )
-def test_a_wrong_name_is_one_line_before_anything_starts(
-    command: Command, names: dict[str, str], complaint: str
-) -> None:
+def test_a_wrong_name_is_one_line_before_anything_starts(command, names, complaint):
     functions = {"model": "bare", "data": "function", "loss": "bare"} | names
     Path("job.toml").write_text(JOB.format(**functions))
     assert command("train job.toml --run run").refused(f"job.toml: {complaint}")
@@ -289,7 +285,7 @@ def test_a_wrong_name_is_one_line_before_anything_starts(
 
 
 @pytest.mark.process
-def test_module_without_parameters_is_refused(command: Command) -> None:
+def test_module_without_parameters_is_refused(command):
     Path("job.toml").write_text(JOB.format(model="bare", data="function", loss="bare"))
     outcome = command("train job.toml --run run --schedule 1f1b")
     assert outcome.status == 2
@@ -299,7 +295,7 @@ def test_module_without_parameters_is_refused(command: Command) -> None:
 
 
 @pytest.mark.process
-def test_error_of_a_custom_loss_is_in_the_last_line(command: Command) -> None:
+def test_error_of_a_custom_loss_is_in_the_last_line(command):
     loss_alone = JOB.format(model="bare", data="function", loss="function").replace('provider = "cli_models', "# = ")
     Path("job.toml").write_text(loss_alone)
     outcome = command("train job.toml --run run --schedule 1f1b")

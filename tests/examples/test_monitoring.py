@@ -48,7 +48,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_expression_selects_existing_metrics_and_labels(where: str, expression: str) -> None:
+def test_expression_selects_existing_metrics_and_labels(where, expression):
     found = list(selectors(expression))
     assert found
     assert len(found) == len(re.findall(r"\brecycle_\w+", expression))
@@ -60,7 +60,7 @@ def test_expression_selects_existing_metrics_and_labels(where: str, expression: 
                 assert matcher.value in kinds
 
 
-def test_panels_show_existing_labels_and_do_not_overlap() -> None:
+def test_panels_show_existing_labels_and_do_not_overlap():
     cells = set()
     for panel in DASHBOARD["panels"]:
         labels = set.union(*(LABELS[each.name] for target in panel["targets"] for each in selectors(target["expr"])))
@@ -77,7 +77,7 @@ def test_panels_show_existing_labels_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_alerts_are_distinct_and_name_labels_of_their_metrics() -> None:
+def test_alerts_are_distinct_and_name_labels_of_their_metrics():
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         labels = set.union(*(LABELS[each.name] for each in selectors(rule["expr"])))
@@ -85,7 +85,7 @@ def test_alerts_are_distinct_and_name_labels_of_their_metrics() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
-def test_scrape_configuration_uses_the_port_of_the_guide() -> None:
+def test_scrape_configuration_uses_the_port_of_the_guide():
     guide = (FOLDER.parents[1] / "docs" / "guides" / "monitoring.md").read_text()
     (port,) = re.findall(r"^ +prometheus = (\d+)", guide, flags=re.MULTILINE)
     config = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
@@ -95,6 +95,6 @@ def test_scrape_configuration_uses_the_port_of_the_guide() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: install Prometheus")
-def test_prometheus_accepts_the_configuration_and_the_rules() -> None:
+def test_prometheus_accepts_the_configuration_and_the_rules():
     command = ["promtool", "check", "config", str(FOLDER / "prometheus.yaml")]
     assert subprocess.run(command, capture_output=True).returncode == 0

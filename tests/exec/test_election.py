@@ -62,7 +62,7 @@ def run(etcd: EtcdServer) -> Iterator[Run]:
         last.resign()
 
 
-def test_one_of_five_candidates_leads_each_time(run: Run) -> None:
+def test_one_of_five_candidates_leads_each_time(run):
     candidates = [run.agent() for _ in range(5)]
     for _ in range(3):
         with ThreadPoolExecutor(5) as threads:
@@ -78,7 +78,7 @@ def test_one_of_five_candidates_leads_each_time(run: Run) -> None:
         assert candidates[0].leader() is None
 
 
-def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
+def test_leader_that_has_lost_the_role_writes_nothing(run):
     old, new = run.agent(), run.agent()
     assert old.campaign(address(0))
     old.persist(Persist(CURSOR, RECORD))
@@ -98,7 +98,7 @@ def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
     new.resign()
 
 
-def test_write_that_arrives_after_later_ones_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_arrives_after_later_ones_changes_nothing(run, monkeypatch):
     """A member of etcd that was stopped carries out a request when another one has had its repetition for long."""
     leader, requests = run.agent(), list[dict[str, Any]]()
     assert leader.campaign(address(0))
@@ -123,7 +123,7 @@ def test_write_that_arrives_after_later_ones_changes_nothing(run: Run, monkeypat
     leader.resign()
 
 
-def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdServer) -> None:
+def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd):
     run = Run(own_etcd)
     old, new = run.agent(lease=2, dead_after=1.0), run.agent(lease=2, dead_after=1.0)
     assert old.campaign(address(0))
@@ -143,7 +143,7 @@ def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdSe
     old.resign()
 
 
-def test_register_comes_back_to_the_last_bit(run: Run) -> None:
+def test_register_comes_back_to_the_last_bit(run):
     leader = run.agent()
     assert leader.register() == (None, None)
     assert leader.campaign(address(0))
@@ -159,7 +159,7 @@ def test_register_comes_back_to_the_last_bit(run: Run) -> None:
     leader.resign()
 
 
-def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
+def test_outcome_stays_until_the_run_is_erased(run):
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))
@@ -173,7 +173,7 @@ def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
     leader.resign()
 
 
-def test_resumable_run_keeps_its_register_without_an_outcome(run: Run) -> None:
+def test_resumable_run_keeps_its_register_without_an_outcome(run):
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))

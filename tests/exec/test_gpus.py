@@ -24,7 +24,7 @@ from tests.exec.runs import job, kinds
 GPUS = ["GPU-a", "GPU-b", "GPU-c"]
 
 
-def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it() -> None:
+def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it():
     assert [own_index(GPUS, GPUS, place) for place in range(5)] == [0, 1, 2, 0, 1]
     assert own_index(GPUS, ["GPU-a", "GPU-c"], 2) == 1
     for visible in (["GPU-a", "GPU-c"], ["GPU-a", "GPU-x", "GPU-c"], []):
@@ -63,7 +63,7 @@ DEFECTS: dict[str, Callable[[Nvml, Gpu], object]] = {
 
 
 @pytest.mark.parametrize("expected", DEFECTS)
-def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected: str) -> None:
+def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected):
     spoiled = Gpu("GPU-b", uncorrected=3, links=[1, 1, 0])
     library = Nvml(Gpu("GPU-a"), spoiled)
     health = GpuHealth(["GPU-a", "GPU-b", "GPU-unknown", "GPU-b"], library)
@@ -81,7 +81,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return library
 
 
-def test_the_watch_checks_when_asked_and_wakes(library: Nvml) -> None:
+def test_the_watch_checks_when_asked_and_wakes(library):
     checked = threading.Event()
     watch = GpuWatch({"0.0": ["GPU-a"], "1.0": ["GPU-b", "GPU-c"]}, 60.0, checked.set)
     try:
@@ -99,9 +99,7 @@ def test_the_watch_checks_when_asked_and_wakes(library: Nvml) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["no module", "no function"])
-def test_nothing_waits_for_a_watch_that_cannot_check(
-    library: Nvml, spoil: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_waits_for_a_watch_that_cannot_check(library, spoil, monkeypatch):
     if spoil == "no module":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     else:
@@ -115,7 +113,7 @@ def test_nothing_waits_for_a_watch_that_cannot_check(
     assert watch.defect("0.0") is None
 
 
-def test_a_process_stays_on_the_processors_near_its_gpu(library: Nvml) -> None:
+def test_a_process_stays_on_the_processors_near_its_gpu(library):
     allowed = os.sched_getaffinity(0)
     last = max(allowed)
     library.gpus["GPU-b"].processors = 1 << last | 1 << 63
@@ -142,9 +140,7 @@ class OnGpus(Gloo):
 
 
 @pytest.mark.process
-def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(tmp_path, monkeypatch):
     gpus = tmp_path / "gpus"
     gpus.write_text("GPU-a GPU-b GPU-c GPU-d")
     monkeypatch.setenv("GPUS_OF_TEST", str(gpus))

@@ -110,7 +110,7 @@ def middle() -> Iterator[Middle]:
 
 
 @pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
-def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys: tuple[bytes, bytes]) -> None:
+def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys):
     middle = Middle(*keys)
     with pytest.raises(LinkClosed):
         arrived(middle.server)
@@ -121,7 +121,7 @@ def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys: tup
         middle.client.result(SOON)
 
 
-def test_agent_refuses_a_leader_that_does_not_know_the_key(middle: Middle) -> None:
+def test_agent_refuses_a_leader_that_does_not_know_the_key(middle):
     """Neither random bytes prove it, nor the agent's own proof sent back."""
     for proof in (secrets.token_bytes(32), None):
         stranger = Middle()
@@ -132,7 +132,7 @@ def test_agent_refuses_a_leader_that_does_not_know_the_key(middle: Middle) -> No
 
 
 @pytest.mark.parametrize("said", [b"", b"\0" * 96, b"GET / HTTP/1.1\r\n" * 6, secrets.token_bytes(200)])
-def test_leader_refuses_a_client_without_a_key(said: bytes) -> None:
+def test_leader_refuses_a_client_without_a_key(said):
     stranger, link = accepted_stranger()
     stranger.sendall(said)
     stranger.shutdown(socket.SHUT_WR)
@@ -143,7 +143,7 @@ def test_leader_refuses_a_client_without_a_key(said: bytes) -> None:
     assert stranger.recv(1) == b""
 
 
-def test_handshake_that_was_recorded_opens_no_other_connection(middle: Middle) -> None:
+def test_handshake_that_was_recorded_opens_no_other_connection(middle):
     stranger, link = accepted_stranger()
     assert exactly(stranger, 32) != middle.challenge
     stranger.sendall(middle.answer)
@@ -152,7 +152,7 @@ def test_handshake_that_was_recorded_opens_no_other_connection(middle: Middle) -
 
 
 @pytest.mark.parametrize("place", [4, 19, 20, -1])
-def test_frame_with_a_changed_bit_ends_the_link(middle: Middle, place: int) -> None:
+def test_frame_with_a_changed_bit_ends_the_link(middle, place):
     (frame,) = middle.frames(Stop(1))
     changed = bytearray(frame)
     changed[place] ^= 1
@@ -161,15 +161,13 @@ def test_frame_with_a_changed_bit_ends_the_link(middle: Middle, place: int) -> N
 
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 0), (0, 2)])
-def test_frames_out_of_order_repeated_or_without_one_between_end_the_link(
-    middle: Middle, order: tuple[int, int]
-) -> None:
+def test_frames_out_of_order_repeated_or_without_one_between_end_the_link(middle, order):
     frames = middle.frames(Stop(1), Stop(2), Stop(3))
     with pytest.raises(LinkClosed):
         middle.leader_reads(*(frames[place] for place in order))
 
 
-def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(middle: Middle) -> None:
+def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(middle):
     other = Middle().complete()
     with pytest.raises(LinkClosed):
         middle.leader_reads(*other.frames(Stop(1)))
@@ -181,19 +179,19 @@ def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(mid
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x40\x00\x00\x01", b"\0\0\0\0", b"\0\0\0\x0f" + b"x" * 15])
-def test_frame_of_an_impossible_length_ends_the_link_at_once(middle: Middle, frame: bytes) -> None:
+def test_frame_of_an_impossible_length_ends_the_link_at_once(middle, frame):
     with pytest.raises(LinkClosed):
         middle.leader_reads(frame)
 
 
-def test_unknown_message_ends_the_link(middle: Middle) -> None:
+def test_unknown_message_ends_the_link(middle):
     middle.client.result().send(msgspec.msgpack.encode(SetKey("name", b"value")))
     length = exactly(middle.to_client, 4)
     with pytest.raises(LinkClosed):
         middle.leader_reads(length + exactly(middle.to_client, *struct.unpack("!I", length)))
 
 
-def test_slow_handshake_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_handshake_ends_at_its_deadline(monkeypatch):
     monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         late = THREADS.submit(connect_to, *listener.getsockname(), KEY, Message)
@@ -228,7 +226,7 @@ def hub() -> Iterator[Hub]:
     hub.close()
 
 
-def test_unread_messages_wait_without_delaying_other_links(hub: Hub) -> None:
+def test_unread_messages_wait_without_delaying_other_links(hub):
     slow, quick = Pair(hub), Pair(hub)
     large = Leave("x" * (1 << 20), 1)
     for number in range(8):
@@ -245,7 +243,7 @@ def test_unread_messages_wait_without_delaying_other_links(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_last_messages_of_a_closed_peer_are_read(hub: Hub, is_full: bool) -> None:
+def test_last_messages_of_a_closed_peer_are_read(hub, is_full):
     pair = Pair(hub)
     if is_full:
         hub.send(pair.link, Leave("x" * (1 << 20), 1))
@@ -257,7 +255,7 @@ def test_last_messages_of_a_closed_peer_are_read(hub: Hub, is_full: bool) -> Non
     assert pair.heard == [Stop(1), None]
 
 
-def test_an_end_that_does_not_read_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_does_not_read_is_given_up(hub, monkeypatch):
     monkeypatch.setattr(links, "MOST_UNSENT_BYTES", 1_000_000)
     pair = Pair(hub)
     for _ in range(3):
@@ -266,7 +264,7 @@ def test_an_end_that_does_not_read_is_given_up(hub: Hub, monkeypatch: pytest.Mon
     assert pair.heard == [None]
 
 
-def test_garbage_ends_its_own_link_only(hub: Hub) -> None:
+def test_garbage_ends_its_own_link_only(hub):
     bad, good = Pair(hub), Pair(hub)
     bad.other.sendall(b"\0\0\0\4\xff\xff\xff\xff")
     good.far.send(Stop(1))
@@ -310,7 +308,7 @@ def is_answered(address: str, request: Any, answers: Any) -> bool:
 
 @needs_root
 @pytest.mark.process
-def test_another_user_neither_reads_nor_writes_keys() -> None:
+def test_another_user_neither_reads_nor_writes_keys():
     server = KeyServer()
     own = connect_locally(server.address, Values, "the server")
     own.send(SetKey("name", b"value"))
@@ -326,7 +324,7 @@ def test_another_user_neither_reads_nor_writes_keys() -> None:
 
 @needs_root
 @pytest.mark.process
-def test_socket_of_another_user_receives_nothing() -> None:
+def test_socket_of_another_user_receives_nothing():
     name, (reported, says) = f"recycle-{secrets.token_hex(16)}", os.pipe()
     pid = os.fork()
     if not pid:
@@ -351,7 +349,7 @@ def test_socket_of_another_user_receives_nothing() -> None:
 # Names of processes.
 
 
-def test_a_workers_digest_is_of_all_its_processes_in_their_order() -> None:
+def test_a_workers_digest_is_of_all_its_processes_in_their_order():
     item, other = {0: "aa", 2: "bb"}, {0: "cc", 2: "dd"}
     assert joined_digests([item]) == item
     assert joined_digests([item, other]).keys() == {0, 2}

@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "complaint"), WRONG.values(), ids=WRONG)
-def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
+def test_refused_import_leaves_no_files(spoil, complaint, tmp_path):
     folder = write_model(tmp_path / "model", shards=3)
     spoil(folder)
     with pytest.raises(JobError, match=complaint):
@@ -118,11 +118,11 @@ def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complai
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_tokenizer_may_fill_the_vocabulary(tmp_path: Path) -> None:
+def test_tokenizer_may_fill_the_vocabulary(tmp_path):
     import_model(saved_tokenizer(write_model(tmp_path / "model", vocab_size=300)), tmp_path / "checkpoint")
 
 
-def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
+def test_redundant_tensors_are_dropped(tmp_path):
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     tensors = stored(folder)
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
@@ -132,7 +132,7 @@ def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), tensors)
 
 
-def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
+def test_mixed_types_are_exported_in_the_widest(tmp_path):
     folder = write_model(tmp_path / "model")
     tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in stored(folder).items()}
     write_tensors(folder, tensors)
@@ -141,7 +141,7 @@ def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), {name: tensor.float() for name, tensor in tensors.items()})
 
 
-def test_written_files_follow_the_umask(tmp_path: Path) -> None:
+def test_written_files_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         folder = write_model(tmp_path / "model")
@@ -155,7 +155,7 @@ def test_written_files_follow_the_umask(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {0o750}
 
 
-def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
+def test_refused_export_leaves_no_files(tmp_path):
     folder, checkpoint = write_model(tmp_path / "model"), tmp_path / "run" / "checkpoints" / "step-00000004"
     checkpoint.parent.mkdir(parents=True)
     big = tensors_of(LLAMA)
@@ -181,7 +181,7 @@ def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
         export_model(checkpoint, target)
 
 
-def test_import_holds_at_most_one_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_holds_at_most_one_file_of_weights(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "model", num_hidden_layers=12)
     monkeypatch.setattr(conversion, "PART_BYTES", 4096)
     most = 0
@@ -203,7 +203,7 @@ IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv
 
 
 @pytest.mark.process
-def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_files(tmp_path):
     """A limit on the size of files is a disk that is full."""
     folder = write_model(tmp_path / "model", vocab_size=4000)
     ended = subprocess.run(
@@ -223,7 +223,7 @@ def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_config_of_another_model_is_not_exported(tmp_path: Path) -> None:
+def test_config_of_another_model_is_not_exported(tmp_path):
     import_model(write_model(tmp_path / "model"), tmp_path / "checkpoint")
     config(tmp_path / "checkpoint" / "huggingface", rope_theta=5e5)
     with pytest.raises(JobError, match=r"huggingface/config.json: \[model\] rotary_base"):

@@ -32,7 +32,7 @@ LOGITS_WITHIN = 1e-5
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_those_of_transformers(name: str) -> None:
+def test_logits_equal_those_of_transformers(name):
     expected = logits_of(imported(hub_model(name)), TOKENS)
     result = our_logits(job_of(CHECKPOINT), TOKENS)
     assert float((result - expected).abs().max()) <= LOGITS_WITHIN
@@ -42,7 +42,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_equal_those_of_transformers(name: str) -> None:
+def test_gradients_equal_those_of_transformers(name):
     model = hub_model(name).train()
     imported(model)
     job = job_of(
@@ -78,7 +78,7 @@ def test_gradients_equal_those_of_transformers(name: str) -> None:
     ],
     ids=lambda model: model["kind"],
 )
-def test_transformers_loads_exported_models(model: dict[str, Any]) -> None:
+def test_transformers_loads_exported_models(model):
     job = small_job(1, 2, 2, model={"layers": 2, "hidden": 32, "heads": 4, "sequence": 24} | model)
     pipeline = build_pipeline(job)
     sharpened(pipeline)
@@ -101,7 +101,7 @@ def there_and_back(model: Any, **saved: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_import_and_export_keep_tensors_config_and_logits(name: str) -> None:
+def test_import_and_export_keep_tensors_config_and_logits(name):
     model = hub_model(name)
     folder = there_and_back(model, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -111,7 +111,7 @@ def test_import_and_export_keep_tensors_config_and_logits(name: str) -> None:
         assert torch.equal(logits_of(BACK, TOKENS), model(TOKENS).logits)
 
 
-def test_exported_config_states_longer_sequences() -> None:
+def test_exported_config_states_longer_sequences():
     imported(hub_model("llama"))
     manifest = verify_files(CHECKPOINT).manifest
     longer = manifest.identity["[model]"] | {"sequence": 80}
@@ -122,7 +122,7 @@ def test_exported_config_states_longer_sequences() -> None:
 
 
 @pytest.mark.parametrize("is_legacy", [True, False])
-def test_layout_of_experts_is_kept(is_legacy: bool) -> None:
+def test_layout_of_experts_is_kept(is_legacy):
     folder = there_and_back(hub_model("mixtral"), save_original_format=is_legacy)
     assert ("model.layers.0.mlp.experts.gate_up_proj" in stored(folder)) is not is_legacy
     assert same_bits(stored(BACK), stored(folder))
@@ -132,7 +132,7 @@ def test_layout_of_experts_is_kept(is_legacy: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_kept_bit_for_bit(dtype: torch.dtype) -> None:
+def test_half_precision_is_kept_bit_for_bit(dtype):
     folder, wide = there_and_back(hub_model("llama").to(dtype)), Path("wide")
     assert same_bits(stored(BACK), stored(folder))
     assert {tensor.dtype for tensor in stored(CHECKPOINT).values()} == {torch.float32}
@@ -142,7 +142,7 @@ def test_half_precision_is_kept_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(logits_of(wide, TOKENS), logits_of(folder, TOKENS))
 
 
-def test_export_copies_the_tokenizer_and_limits_file_sizes() -> None:
+def test_export_copies_the_tokenizer_and_limits_file_sizes():
     folder = Path("model")
     hub_model("qwen 3", vocab_size=320).save_pretrained(folder)
     saved_tokenizer(folder)

@@ -27,7 +27,7 @@ def lanes_after(pipelines: int, ranks: int, dead: Collection[Worker]) -> set[Lan
 @pytest.mark.parametrize(
     ("pipelines", "ranks", "deaths"), [(8, 8, 0), (8, 8, 1), (16, 16, 1), (24, 64, 1), (24, 64, 12), (8, 4, 9)]
 )
-def test_no_worker_has_more_communicators_than_allowed(pipelines: int, ranks: int, deaths: int) -> None:
+def test_no_worker_has_more_communicators_than_allowed(pipelines, ranks, deaths):
     every = [Worker(k, rank) for k in range(pipelines - 1) for rank in range(ranks)]
     lanes = lanes_after(pipelines, ranks, Random(deaths).sample(every, deaths))
     shared = share_communicators(lanes)

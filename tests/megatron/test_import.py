@@ -92,9 +92,7 @@ def imported(part: Any, command: Command) -> Import:
         ({"vocab_size": 510}, 511, 1),
     ],
 )
-def test_only_padding_rows_are_dropped(
-    imported: Import, stated: dict[str, int], size: int | None, left_out: int | None
-) -> None:
+def test_only_padding_rows_are_dropped(imported, stated, size, left_out):
     text = Path("job.toml").read_text()
     Path("job.toml").write_text(text.replace("vocabulary = 512\n", f"vocabulary = {size}\n" if size else ""))
     outcome = imported(**stated)
@@ -106,7 +104,7 @@ def test_only_padding_rows_are_dropped(
     assert model_of_checkpoint(TARGET).vocabulary == 512 - left_out
 
 
-def test_importing_a_run_needs_the_vocabulary(imported: Import) -> None:
+def test_importing_a_run_needs_the_vocabulary(imported):
     Path("job.toml").write_text(Path("job.toml").read_text().replace("vocabulary = 512\n", ""))
     assert imported(options="--run").refused("[model] vocabulary")
 
@@ -127,9 +125,7 @@ def test_importing_a_run_needs_the_vocabulary(imported: Import) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_model_of_equal_shapes_with_other_arguments_is_refused(
-    imported: Import, stated: dict[str, Any], key: str
-) -> None:
+def test_model_of_equal_shapes_with_other_arguments_is_refused(imported, stated, key):
     assert imported(**(ARGUMENTS | stated)).refused(key)
 
 
@@ -137,17 +133,17 @@ def test_model_of_equal_shapes_with_other_arguments_is_refused(
     ("left_out", "unstated"),
     [((), ()), (("rotary_base", "norm_epsilon"), ("rotary_base", "layernorm_epsilon"))],
 )
-def test_unstated_arguments_are_named(imported: Import, left_out: tuple[str, ...], unstated: tuple[str, ...]) -> None:
+def test_unstated_arguments_are_named(imported, left_out, unstated):
     output = imported(**{key: value for key, value in ARGUMENTS.items() if key not in left_out}).json["unstated"]
     assert {text.partition(" = ")[0] for text in output} == set(unstated)
 
 
-def test_without_arguments_all_undetermined_keys_are_named(imported: Import) -> None:
+def test_without_arguments_all_undetermined_keys_are_named(imported):
     output = {text.partition(" = ")[0] for text in imported(imported.write()).json["unstated"]}
     assert output >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
 
 
-def test_an_export_states_its_whole_model(imported: Import, command: Command) -> None:
+def test_an_export_states_its_whole_model(imported, command):
     command(f"import-hf {write_model(Path('model'))} -o weights")
     command("export-megatron weights -o there")
     model = model_of_checkpoint(Path("weights"))
@@ -204,9 +200,7 @@ def hybrid_model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @torch.no_grad()
-def test_checkpoint_of_a_hybrid_model_is_a_model_of_equal_outputs(
-    imported: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_of_a_hybrid_model_is_a_model_of_equal_outputs(imported, monkeypatch):
     from recycle.exec.model.gpt import build_part
     from recycle.megatron.torch_dist import write
 
@@ -233,7 +227,7 @@ class _Runs:
         return pickle.dumps, ("ran",)
 
 
-def test_code_in_pickles_does_not_run(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_pickles_does_not_run(imported, monkeypatch):
     folder = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
 
     def fail(*_: Any) -> None:
@@ -247,7 +241,7 @@ def test_code_in_pickles_does_not_run(imported: Import, monkeypatch: pytest.Monk
     assert not {"shape", "other"} & set(stated)
 
 
-def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path) -> None:
+def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path):
     """megatron-core 0.19 stores it as an object next to the tensors, and no longer as `common.pt`."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
@@ -264,7 +258,7 @@ def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path)
 
 
 @pytest.mark.process
-def test_import_prints_only_its_own_lines(imported: Import) -> None:
+def test_import_prints_only_its_own_lines(imported):
     line = f"-m recycle import-megatron {imported.write()} --job job.toml -o target"
     output = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
     # torch's CUDA build itself logs that there is a CUDA compiler and no GPU.
@@ -273,7 +267,7 @@ def test_import_prints_only_its_own_lines(imported: Import) -> None:
 
 
 @pytest.mark.parametrize("tensor", ["decoder.layers.self_attention.linear_qkv.bias", "output_layer.bias"])
-def test_unexpected_tensor_is_refused(imported: Import, tensor: str) -> None:
+def test_unexpected_tensor_is_refused(imported, tensor):
     from torch.distributed.checkpoint import FileSystemWriter, save
 
     inside = Path("iter_0000003")
@@ -283,7 +277,7 @@ def test_unexpected_tensor_is_refused(imported: Import, tensor: str) -> None:
     assert imported(inside).refused("iter_0000003: ")
 
 
-def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) -> None:
+def test_weights_that_are_not_finite_are_refused(imported, part):
     parameter = next(part.parameters())
     before = parameter.detach().clone()
     parameter.data[0, 0] = float("nan")
@@ -293,7 +287,7 @@ def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) ->
     assert not TARGET.exists()
 
 
-def test_message_on_a_damaged_checkpoint_names_the_file(imported: Import) -> None:
+def test_message_on_a_damaged_checkpoint_names_the_file(imported):
     inside = imported.write()
     data, index, newest = inside / "__0_0.distcp", inside / ".metadata", inside.parent / NEWEST
     content = data.read_bytes()
@@ -320,7 +314,7 @@ def test_message_on_a_damaged_checkpoint_names_the_file(imported: Import) -> Non
         ("iter_0000005/metadata.json", "iter_0000005"),
     ],
 )
-def test_other_kinds_of_checkpoints_are_recognized(imported: Import, files: str, remedy: str) -> None:
+def test_other_kinds_of_checkpoints_are_recognized(imported, files, remedy):
     for name in files.split():
         path = Path("other", name)
         path.parent.mkdir(parents=True, exist_ok=True)

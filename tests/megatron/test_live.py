@@ -75,7 +75,7 @@ def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
         assert error.startswith("the optimizer's step makes a collective over all hosts of a stage")
 
 
-def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorkers) -> None:
+def test_a_process_answers_alone_before_its_first_generation(workers):
     own = Worker(1, 2)
     found = workers.results([own])[own]
     assert found["sum world"] == found["mean hosts"] == found["broadcast pipeline"] == value(own)
@@ -83,7 +83,7 @@ def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorker
     assert found["objects"] == [str(own)] * SHAPE.worker_count
 
 
-def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_return(workers: LiveWorkers) -> None:
+def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_return(workers):
     for call in CALLS:
         require_rules(workers, ALL)
         errors = workers.kill_inside(call, ALL)
@@ -97,7 +97,7 @@ def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_retu
     require_rules(workers, ALL)
 
 
-def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: LiveWorkers) -> None:
+def test_an_interrupted_process_gets_the_result_that_the_others_have(workers):
     workers.form(ALL)
     for interrupted in (ALL[0], ALL[-1]):
         found = workers.sum_between_iterations(ALL, interrupted)
@@ -105,7 +105,7 @@ def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: Li
     require_rules(workers, ALL)
 
 
-def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers: LiveWorkers) -> None:
+def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers):
     live = [worker for worker in ALL if worker != Worker(0, 0)]
     workers.form(live)
     found, savers = workers.saved(live), [Worker(1, 0), Worker(0, 1), Worker(0, 2)]
@@ -115,7 +115,7 @@ def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers: 
     require_rules(workers, ALL)
 
 
-def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers: LiveWorkers) -> None:
+def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers):
     workers.form(ALL)
     workers.kill_inside("all_reduce of all", ALL)
     found = workers.results_of_last_step(ALL, VICTIM)
@@ -125,7 +125,7 @@ def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(worker
     require_rules(workers, ALL)
 
 
-def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since() -> None:
+def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since():
     live = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
     transport: Any = None
     peers = EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(1, 0)])

@@ -99,8 +99,8 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
     ],
 )
 def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
-    settings: str, form: str, script: Path, servers: dict[str, object], tmp_path: Path
-) -> None:
+    settings, form, script, servers, tmp_path
+):
     server, saved = servers["gpt"], tmp_path / "saved"
     options = *settings.split(), "--ckpt-format", form
     calm = pretrain(server, script, tmp_path / "calm", options=options)
@@ -136,7 +136,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
         ({"save": "folder", "ckpt_format": "torch_dcp"}, "--ckpt-format torch_dcp"),
     ],
 )
-def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any], named: str) -> None:
+def test_arguments_that_differ_from_the_job_are_refused(changes, named):
     from recycle.megatron.pretrain import require_fit
 
     sizes = {"pipeline_model_parallel_size": 2, "data_parallel_size": 2, "virtual_pipeline_model_parallel_size": None}
@@ -147,7 +147,7 @@ def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any],
         require_fit("pretrain_gpt.py", SimpleNamespace(**{**arguments, **changes}), JOB)
 
 
-def test_samples_are_read_on_and_read_again_for_any_rank() -> None:
+def test_samples_are_read_on_and_read_again_for_any_rank():
     from megatron.core import parallel_state
 
     from recycle.megatron.pretrain import Samples

@@ -124,7 +124,7 @@ def printed(result: RunResult, worker: str, what: str = "step") -> dict[int, flo
 EVALUATION = "evaluation after step"
 
 
-def test_the_script_trains_without_failures(calm: RunResult) -> None:
+def test_the_script_trains_without_failures(calm):
     assert live(calm) == [4] * STEPS
     assert calm.losses[-1] < calm.losses[0]
     for worker in ("0.1", "1.1"):
@@ -134,7 +134,7 @@ def test_the_script_trains_without_failures(calm: RunResult) -> None:
         assert evaluations[-1] < evaluations[0]
 
 
-def test_a_session_saves_the_measured_times_and_bytes(calm: RunResult, saved_profile: Path) -> None:
+def test_a_session_saves_the_measured_times_and_bytes(calm, saved_profile):
     measured = Profile.load(saved_profile)
     for name in ("forward", "backward_input", "backward_weight", "step", "activation"):
         assert min(measured.per_stage(name, 2)) > 0, name
@@ -153,9 +153,7 @@ def test_a_session_saves_the_measured_times_and_bytes(calm: RunResult, saved_pro
         *(pytest.param(step, "stepped", marks=pytest.mark.soak) for step in (2, STEPS - 1)),
     ],
 )
-def test_survivors_continue_in_their_processes_after_a_death(
-    survive: Survive, calm: RunResult, step: int, phase: str
-) -> None:
+def test_survivors_continue_in_their_processes_after_a_death(survive, calm, step, phase):
     result = survive(job(), f"kill:1.1@{step}.{phase}", "--dropout=0.1", "--evaluate=1")
     whole = step + (phase not in ("forward", "backward", "reduce"))
     assert live(result)[2:] == [4] * (whole - 2) + [3] * (STEPS - whole)
@@ -167,7 +165,7 @@ def test_survivors_continue_in_their_processes_after_a_death(
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
 
 
-def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: RunResult) -> None:
+def test_a_returning_process_copies_the_state_of_a_peer(survive, calm):
     result = survive(job(), "kill:1.1@1.commit", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4", "--dropout=0.1")
     assert live(result)[2:] == [2, 3, 4, 4]  # step 1 may be committed after the death in it
     assert result.losses == calm.losses
@@ -183,9 +181,8 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
     ],
 )
 def test_sessions_survive_over_communicators_like_nccls(
-    survive: Survive, calm: RunResult, tensor: int, options: tuple[str, ...]
-) -> None:
-    # Evaluations, the script's collectives and copies have no lanes of the plan there.
+    survive, calm, tensor, options
+):  # Evaluations, the script's collectives and copies have no lanes of the plan there.
     options = (*options, "--dropout=0.1", "--evaluate=1")
     whole = survive(job(tensor=tensor), *options) if tensor > 1 else calm
     faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
@@ -196,7 +193,7 @@ def test_sessions_survive_over_communicators_like_nccls(
 
 
 @pytest.mark.soak
-def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive: Survive, calm: RunResult) -> None:
+def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive, calm):
     result = survive(job(), "nan:1.1@2", "--dropout=0.1")
     assert [event["step"] for event in of_kind(result, "undone")] == [2]
     assert result.losses == calm.losses
@@ -204,7 +201,7 @@ def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive: Survive,
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_shared_weight_stays_one(survive: Survive, ranks: int) -> None:
+def test_a_shared_weight_stays_one(survive, ranks):
     described = job(ranks=ranks, tied=True)
     calm = survive(described, "--tied")
     result = survive(described, f"kill:1.{ranks - 1}@1", "kill:0.0@2", f"rejoin:1.{ranks - 1}@3", "--tied")
@@ -214,7 +211,7 @@ def test_a_shared_weight_stays_one(survive: Survive, ranks: int) -> None:
 
 
 @pytest.mark.soak
-def test_weights_in_bf16_survive_and_are_copied(survive: Survive) -> None:
+def test_weights_in_bf16_survive_and_are_copied(survive):
     calm = survive(job(), "--bf16")
     result = survive(job(), "kill:1.1@1", "rejoin:1.1@3", "--bf16")
     assert result.losses == calm.losses
@@ -223,7 +220,7 @@ def test_weights_in_bf16_survive_and_are_copied(survive: Survive) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("pipelines", "chunks"), [(3, 1), (2, 2)])
-def test_other_shapes_survive_two_deaths(survive: Survive, pipelines: int, chunks: int) -> None:
+def test_other_shapes_survive_two_deaths(survive, pipelines, chunks):
     described = job(pipelines, chunks, "fast")
     calm = survive(described)
     faults = ["kill:1.1@1.backward", "kill:1.0@3"] if pipelines == 3 else ["kill:1.1@1.backward"]
@@ -242,9 +239,7 @@ def test_other_shapes_survive_two_deaths(survive: Survive, pipelines: int, chunk
         ),
     ],
 )
-def test_parts_of_a_distributed_optimizer_have_two_holders(
-    survive: Survive, ranks: int, accumulation: str, of_experts: tuple[str, ...]
-) -> None:
+def test_parts_of_a_distributed_optimizer_have_two_holders(survive, ranks, accumulation, of_experts):
     pytest.importorskip("einops")  # megatron-core needs it for two instances
     described, last = job(4, accumulation=accumulation, ranks=ranks, tensor=2 if of_experts else 1), ranks - 1
     options = ("--instances=2", *of_experts)
@@ -261,7 +256,7 @@ def test_parts_of_a_distributed_optimizer_have_two_holders(
 
 
 @pytest.mark.soak
-def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Survive) -> None:
+def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive):
     pytest.importorskip("einops")
     with pytest.raises(RunError, match="exit code 75"):
         survive(job(4, ranks=1), "kill:1.0@1", "kill:3.0@2", "--instances=2")
@@ -280,9 +275,7 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         ((*EXPERTS, "--dispatcher=alltoall"), 2, "exact"),
     ],
 )
-def test_other_models_and_losses_survive_and_return(
-    survive: Survive, options: tuple[str, ...], tensor: int, accumulation: str
-) -> None:
+def test_other_models_and_losses_survive_and_return(survive, options, tensor, accumulation):
     described = job(accumulation=accumulation, tensor=tensor)
     calm = survive(described, *options)
     result = survive(described, "kill:1.1@1.reduce", "kill:0.0@3.commit", "rejoin:1.1@3", *options)
@@ -291,7 +284,7 @@ def test_other_models_and_losses_survive_and_return(
     assert calm.losses[-1] < calm.losses[0]
 
 
-def test_a_script_brings_its_own_schedule_for_all_workers(survive: Survive, calm: RunResult) -> None:
+def test_a_script_brings_its_own_schedule_for_all_workers(survive, calm):
     result = survive(job(), "kill:1.1@3", "--schedule=gpipe", "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
     assert result.directory is not None
@@ -307,7 +300,7 @@ def computes(schedule: Schedule, worker: Worker) -> list[str]:
     return [str(instruction) for instruction in schedule.program(worker) if isinstance(instruction, Compute)]
 
 
-def test_random_faults_leave_nothing_behind(survive: Survive, calm: RunResult) -> None:
+def test_random_faults_leave_nothing_behind(survive, calm):
     shared, drawn = shared_memory(), map(str, punish(job().shape, STEPS, 1.5, seed=3))
     result = survive(job(), *drawn, "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
@@ -317,9 +310,7 @@ def test_random_faults_leave_nothing_behind(survive: Survive, calm: RunResult) -
     assert processes_writing_below(str(result.directory)) == []
 
 
-def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
-    calm: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(calm, tmp_path, capsys):
     (tmp_path / "saved").mkdir()
     (tmp_path / "job.toml").write_text(job().to_toml())
     recycle = Command(capsys)
@@ -345,9 +336,7 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     assert [event["step"] for event in events_of(tmp_path / "run", "restored")] == [3, 4]
 
 
-def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
-    survive: Survive, tmp_path: Path
-) -> None:
+def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(survive, tmp_path):
     script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}", "--eval-interval=2")
     calm = survive(job(), *options, script=script)
     faults = "kill:0.0@2.step", "rejoin:0.0@4"  # the saver of stage 0 dies after a commit, and returns
@@ -361,7 +350,7 @@ def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
     assert all_parts - saved <= {"iter_0000002/rank_000.pt"}  # which it may not have written before it died
 
 
-def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive: Survive) -> None:
+def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive):
     script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}",)
     result = survive(job(), *options, script=script, stop_at=1)
     assert result.ended_early
@@ -378,7 +367,7 @@ def logged(result: RunResult, worker: str, what: str) -> list[float]:
 
 @pytest.mark.soak
 @pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_a_node_is_lost_and_returns(survive: Survive, tmp_path: Path) -> None:
+def test_a_node_is_lost_and_returns(survive, tmp_path):
     etcd, steps, described = EtcdServer(tmp_path), 60, job(3)
     spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
     calm = survive(described, steps=steps)
@@ -401,7 +390,7 @@ def test_a_node_is_lost_and_returns(survive: Survive, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) -> None:
+def test_a_script_starts_again_on_all_nodes(survive, tmp_path):
     etcd, steps, described = EtcdServer(tmp_path), 8, job(3)
     spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
     calm = survive(described, steps=steps)
@@ -423,12 +412,12 @@ def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_mixture_of_experts_with_tensor_ranks_needs_sequence_parallelism(survive: Survive) -> None:
+def test_a_mixture_of_experts_with_tensor_ranks_needs_sequence_parallelism(survive):
     with pytest.raises(JobError, match="with tensor parallelism megatron-core needs sequence parallelism"):
         survive(job(tensor=2), "--layers=mixtral")
 
 
-def test_a_process_without_an_agent_has_no_session() -> None:
+def test_a_process_without_an_agent_has_no_session():
     from recycle.megatron import session
 
     with pytest.raises(RunError, match="start the script with: recycle agent JOB -- python SCRIPT"):

@@ -134,7 +134,7 @@ def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
     ],
     ids=["whole", "P = 4", "T = 4", "T = P = V = 2"],
 )
-def test_megatron_loads_exported_checkpoints(jobs: Jobs, trained: Path, exported: Path, sizes: dict[str, int]) -> None:
+def test_megatron_loads_exported_checkpoints(jobs, trained, exported, sizes):
     assert (exported.parent / "latest_checkpointed_iteration.txt").read_text() == "2"
     case = case_of(trained, **sizes)
     equal = jobs.call(partial(_loads_as_here, exported, trained), case)
@@ -192,9 +192,7 @@ def _saved_with_optimizer(exported: Path, back: Path, case: Case) -> None:
     _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
 
 
-def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
-    jobs: Jobs, trained: Path, exported: Path, command: Command, servers: Servers
-) -> None:
+def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, trained, exported, command, servers):
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
     back, run, path = Path("iter_0000002").resolve(), Path("run").resolve(), trained.parents[2] / "job.toml"
     case = case_of(trained, ranks=1, tensor_parallel=2)
@@ -225,7 +223,7 @@ def _saved_layer_by_layer(exported: Path, back: Path, case: Case) -> list[list[f
     return [layer.mlp.router.expert_bias.tolist() for layer in chunk.module.decoder.layers]
 
 
-def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, servers: Servers) -> None:
+def test_expert_bias_goes_to_megatron_and_back(jobs, command, servers):
     """Here it is a parameter that Adam does not update, there a buffer without moments."""
     fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in EXPERTS.items())
     text = (
@@ -248,7 +246,7 @@ def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, ser
     assert_same_tensors(checkpoint, Path("back/checkpoints") / checkpoint.name, 100)
 
 
-def test_bad_input_is_refused(trained: Path, exported: Path, command: Command) -> None:
+def test_bad_input_is_refused(trained, exported, command):
     job = trained.parents[2] / "job.toml"
     Path("other.toml").write_text(job.read_text().replace("layers = 4", "layers = 2"))
     Path("mine").symlink_to(exported)

@@ -40,7 +40,7 @@ class GrowingRun:
         append_iteration(log_path(self.path, worker), step, generation, worker, rows)
 
 
-def test_followed_run_is_the_whole_run_at_every_moment(tmp_path: Path) -> None:
+def test_followed_run_is_the_whole_run_at_every_moment(tmp_path):
     run = GrowingRun(tmp_path)
     run.require_same()
     for moment in sorted({entry["time"] for entry in [*METRICS, *EVENTS]}):
@@ -58,7 +58,7 @@ def test_followed_run_is_the_whole_run_at_every_moment(tmp_path: Path) -> None:
     assert 0 < record.report.effective_ratio == record.report.measured / record.report.wall < 1
 
 
-def test_removed_lines_are_forgotten(tmp_path: Path) -> None:
+def test_removed_lines_are_forgotten(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS)
     append(tmp_path / "events.jsonl", EVENTS)
@@ -70,7 +70,7 @@ def test_removed_lines_are_forgotten(tmp_path: Path) -> None:
     assert [entry["time"] for entry in run.reader.read().metrics] == [12.0, 13.0, *(32.0 + step for step in range(6))]
 
 
-def test_partial_line_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_partial_line_counts_once_it_is_whole(tmp_path):
     run = GrowingRun(tmp_path)
     whole = json.dumps(METRICS[0])
     with (tmp_path / "metrics.jsonl").open("a") as stream:
@@ -81,7 +81,7 @@ def test_partial_line_counts_once_it_is_whole(tmp_path: Path) -> None:
             assert len(run.reader.read().metrics) == steps
 
 
-def test_logs_of_an_earlier_shape_no_longer_count(tmp_path: Path) -> None:
+def test_logs_of_an_earlier_shape_no_longer_count(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS[:1])
     run.work(Worker(1, 1), 1, 0, 11.0)

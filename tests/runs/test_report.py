@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def assert_whole(report: RunReport) -> None:
     assert all(span.seconds > 0 for span in report.spans)
 
 
-def test_parts_of_a_run() -> None:
+def test_parts_of_a_run():
     report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
     assert_whole(report)
     assert report.wall == 22.0
@@ -136,9 +135,7 @@ def test_parts_of_a_run() -> None:
     ],
     ids=["failure", "drain", "layout", "restore"],
 )
-def test_costs_of_changes(
-    metrics: Sequence[Any], events: Sequence[Any], attempts: Any, expected: Sequence[tuple[Any, ...]]
-) -> None:
+def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)
     assert_whole(report)
     changes = [(change.kind, change.step, change.what, rounded(change.costs)) for change in report.changes]
@@ -146,7 +143,7 @@ def test_costs_of_changes(
     assert report.expected is None
 
 
-def test_generation_that_never_ran_and_run_without_logs() -> None:
+def test_generation_that_never_ran_and_run_without_logs():
     events = [
         *EVENTS[:3],
         event(16.5, "detected", worker="0.0", step=2, cause="killed by SIGKILL"),
@@ -158,6 +155,6 @@ def test_generation_that_never_ran_and_run_without_logs() -> None:
     assert rounded(report.parts) == pytest.approx(expected)
 
 
-def test_report_before_the_first_commit() -> None:
+def test_report_before_the_first_commit():
     assert report_of([], [], {}).wall == 0.0
     assert rounded(report_of([], EVENTS[:1], {}).parts) == {"starting": 10.0}

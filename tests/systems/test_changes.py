@@ -215,7 +215,7 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize(("name", "alive", "steps"), [(name, alive, steps) for name, alive, *steps in SCENARIOS])
-def test_results_and_costs_of_changes(name: str, alive: str, steps: Sequence[str]) -> None:
+def test_results_and_costs_of_changes(name, alive, steps):
     played = Play(MAKERS[name](), alive)
     played.play(*steps)
     if name == "heavy recycle":
@@ -236,7 +236,7 @@ RUNS: list[tuple[System, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("make", "lives"), RUNS)
-def test_configurations_pass_check_fit_and_take_their_period(make: System, lives: Sequence[str]) -> None:
+def test_configurations_pass_check_fit_and_take_their_period(make, lives):
     for alive in lives:
         played = Play(make(), alive.removeprefix("-2"))
         played.play(*["-2: event=take over"] * (alive == "-2"))
@@ -264,7 +264,7 @@ MISFITS: list[tuple[System, float, float, str]] = [
 
 
 @pytest.mark.parametrize(("make", "needed", "cap", "reason"), MISFITS)
-def test_misfit_states_needed_and_available_bytes(make: System, needed: float, cap: float, reason: str) -> None:
+def test_misfit_states_needed_and_available_bytes(make, needed, cap, reason):
     misfit = make()
     misfit = misfit.begin(misfit.scenario.all_nodes)
     assert isinstance(misfit, DoesNotFit)
@@ -272,7 +272,7 @@ def test_misfit_states_needed_and_available_bytes(make: System, needed: float, c
     assert reason in misfit.reason
 
 
-def test_memory_determines_the_depth_of_pipelines() -> None:
+def test_memory_determines_the_depth_of_pipelines():
     """Bamboo: two stages of two layers and 6 buffers of both, 20 + 20 + 6 * (2 + 2) = 64; in one pipeline, 12 buffers.
     Oobleck: stage 0 of S holds min(S, batch) activations of its 12 / S layers."""
     assert [Bamboo(replace(TWO_LAYERS, memory=(memory,) * 4)).depth for memory in (64.0, 63.0)] == [4, 8]
@@ -284,9 +284,7 @@ def test_memory_determines_the_depth_of_pipelines() -> None:
         assert min(oobleck(layer={"activation": 1.0}, memory=(memory,) * 4).templates) == least
 
 
-def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stash_on_the_host_costs_only_the_time_beyond_the_work(monkeypatch):
     """PCIe takes 1 byte in 1 / pcie seconds; each redundant forward overlaps F + F + B = 4 seconds of work."""
     monkeypatch.setattr(Bamboo, "pcie", 0.25)
     assert Play(bamboo()).state.period == 31
@@ -294,7 +292,7 @@ def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
     assert Play(bamboo()).state.period > 31
 
 
-def test_micro_batch_sizes_follow_the_rates_of_pipelines() -> None:
+def test_micro_batch_sizes_follow_the_rates_of_pipelines():
     """Four layers a worker in place of three: (12 + 2) * 12 seconds to (12 + 3) * 9 with equal sizes."""
     played = Play(elaswave(), "0-4 6-7")
     state = played.state
@@ -305,7 +303,7 @@ def test_micro_batch_sizes_follow_the_rates_of_pipelines() -> None:
     assert state.period == pytest.approx(15 * 9 * sizes[0]) == pytest.approx(14 * 12 * sizes[1])
 
 
-def test_the_death_of_a_spare_of_recycle_changes_nothing() -> None:
+def test_the_death_of_a_spare_of_recycle_changes_nothing():
     played = Play(ReCycle(of_job(2, 2, 4)))
     played.state = replace(
         played.state, slots={at: slot for at, slot in played.state.slots.items() if slot != 3}, vector=(0, 1)

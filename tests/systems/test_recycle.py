@@ -31,7 +31,7 @@ def scenario(
 @pytest.mark.search
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("staggered", [True, False])
-def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, staggered: bool) -> None:
+def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled, staggered):
     """L_s = ceil(N M / (N - f_s)) c; the first technique alone T >= s F + L_s + s B, with I and W split s F + L_s."""
     system = ReCycle(scenario(limit=12), decoupled=decoupled, staggered=staggered, move=False)
     for nodes in ("6", "6 9", "0", "3 11"):
@@ -47,7 +47,7 @@ def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, s
             assert schedule.failure_vector() == state.vector
 
 
-def test_slow_workers_give_micro_batches_to_their_peers() -> None:
+def test_slow_workers_give_micro_batches_to_their_peers():
     system = ReCycle(scenario(ranks=2, micro_batches=32, limit=64))
     state = Play(system).state
     assert system.pace(state, {0: 2.0}) == pytest.approx(max(1.0, ceil(96 / 2.5) * 3 / state.period))
@@ -55,7 +55,7 @@ def test_slow_workers_give_micro_batches_to_their_peers() -> None:
     assert system.pace(state, {0: 2.0, 3: 2.0}) == system.pace(state, {0: 2.0})
 
 
-def test_each_technique_shortens_the_worked_example() -> None:
+def test_each_technique_shortens_the_worked_example():
     """The paper's example: 1.2 of three pipelines of four stages dies; 27 slots without failure (1F1B)."""
     periods = []
     for techniques in ({"decoupled": False, "staggered": False}, {"staggered": False}, {}):
@@ -93,7 +93,7 @@ gpu = "A100-80GB"
 
 @pytest.mark.parametrize("undo", ["device", "host"])
 @pytest.mark.parametrize(("limit", "way"), [("72 GB", (True, "device")), ("24 GB", (False, "device"))])
-def test_optimizer_mode_is_the_fastest_that_fits(limit: str, way: tuple[bool, str], undo: str) -> None:
+def test_optimizer_mode_is_the_fastest_that_fits(limit, way, undo):
     """At 24 GB the state from before a step leaves no room for activations, and its copy over PCIe takes 0.3 s of an
     iteration of 0.55 s; whatever the job says."""
     system = ReCycle(Scenario.of(Job.from_toml(ANALYTIC.format(limit=limit, undo=undo))))
@@ -116,7 +116,7 @@ def elastic_scenario(bandwidth: float = 1e3, chunks: int = 1) -> Scenario:
 
 @pytest.mark.search
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_elastic_runs_the_faster_of_both_layouts(chunks: int) -> None:
+def test_elastic_runs_the_faster_of_both_layouts(chunks):
     elastic, plain = ElasticReCycle(elastic_scenario(chunks=chunks)), ReCycle(elastic_scenario(chunks=chunks))
     assert Play(elastic).period <= Play(plain).period
     assert Play(plain, "0-4 6-11").period >= 72 / 2 * 3 * chunks
@@ -128,7 +128,7 @@ def test_elastic_runs_the_faster_of_both_layouts(chunks: int) -> None:
 
 
 @pytest.mark.search
-def test_failure_is_rerouted_then_layers_move_at_the_boundary() -> None:
+def test_failure_is_rerouted_then_layers_move_at_the_boundary():
     played, plain = Play(ElasticReCycle(elastic_scenario())), Play(ReCycle(elastic_scenario()))
     struck, alike = played.change("5"), plain.change("5")
     assert (struck.loss, struck.event, struck.pause) == (Loss.ITERATION, "re-route", alike.pause)
@@ -144,5 +144,5 @@ def test_failure_is_rerouted_then_layers_move_at_the_boundary() -> None:
 
 
 @pytest.mark.search
-def test_layers_stay_if_copying_does_not_pay() -> None:
+def test_layers_stay_if_copying_does_not_pay():
     Play(ElasticReCycle(elastic_scenario(bandwidth=1e-4))).play("-5: event=re-route, reconsider=False")

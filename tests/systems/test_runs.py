@@ -77,7 +77,7 @@ def without(*dead: int) -> StageRanks:
         ([(1, 3), ()], [4, 4]),
     ],
 )
-def test_copies_and_takeovers_of_any_stage(dead: list[tuple[int, ...]], shares: list[int]) -> None:
+def test_copies_and_takeovers_of_any_stage(dead, shares):
     result = assert_same_bits(iteration_schedule([without(*each) for each in dead], shares), gpt(2, 4, 4, [1] * 4))
     hosting = {worker: sorted(stages) for worker, stages in result.digests.items()}
     assert not {str(Worker(k, rank)) for k, ranks in enumerate(dead) for rank in ranks} & hosting.keys()
@@ -85,7 +85,7 @@ def test_copies_and_takeovers_of_any_stage(dead: list[tuple[int, ...]], shares: 
         assert hosting["1.2"] == [2, 3]
 
 
-def test_redundant_forwards_release_their_activations() -> None:
+def test_redundant_forwards_release_their_activations():
     trained = gpt(2, 4, 4, [1] * 4)
     ran = LocalRun(with_barrier(with_updates_of(iteration_schedule([healthy_hosts(4)] * 2, [4, 4]), trained)), trained)
     ran.iterate(0)
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[list[Split], list[int]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_unequal_pipelines_train_to_the_bits_of_1f1b(case: str) -> None:
+def test_unequal_pipelines_train_to_the_bits_of_1f1b(case):
     schedule, common = unequal(*CASES[case])
     shape = schedule.shape
     assert shape.global_micro_batches == 8

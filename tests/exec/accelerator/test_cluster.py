@@ -10,7 +10,7 @@ import pytest
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +28,7 @@ def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.soak
-def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run) -> None:
+def test_agents_train_through_a_kill_and_a_rejoin(cluster, launch):
     for node in range(3):
         cluster.start(node)
     cluster.finish()

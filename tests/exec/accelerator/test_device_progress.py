@@ -39,7 +39,7 @@ def process() -> Process:
     return Process()
 
 
-def test_host_does_not_wait_while_its_device_computes(process: Process) -> None:
+def test_host_does_not_wait_while_its_device_computes(process):
     gate = threading.Event()
     process.launch("0F", gate.wait)
     process.launch("0B", lambda: None)
@@ -51,7 +51,7 @@ def test_host_does_not_wait_while_its_device_computes(process: Process) -> None:
     assert beats[0].progress == beats[1].progress == process.progress.heartbeat(0).progress - 2
 
 
-def test_device_that_waits_for_a_peer_counts_as_waiting(process: Process) -> None:
+def test_device_that_waits_for_a_peer_counts_as_waiting(process):
     gate = threading.Event()
     process.progress.set_waiting(False)  # the host is blocked in a launch
     process.launch("0F", gate.wait)
@@ -60,7 +60,7 @@ def test_device_that_waits_for_a_peer_counts_as_waiting(process: Process) -> Non
     gate.set()
 
 
-def test_heartbeat_has_the_longest_time_of_the_operation_on_the_device(process: Process) -> None:
+def test_heartbeat_has_the_longest_time_of_the_operation_on_the_device(process):
     gate = threading.Event()
     process.launch("0F", lambda: time.sleep(0.2))
     process.launch("0B", lambda: None)
@@ -74,7 +74,7 @@ def test_heartbeat_has_the_longest_time_of_the_operation_on_the_device(process: 
     gate.set()
 
 
-def test_operations_of_an_ended_generation_are_forgotten(process: Process) -> None:
+def test_operations_of_an_ended_generation_are_forgotten(process):
     gate = threading.Event()
     process.launch("0F", gate.wait)
     process.queued.forget()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +25,7 @@ from tests.exec.accelerator.struck import (
 )
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import APART, ENDING, JOB, matrix_row, phases
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, only
+from tests.exec.runs import assert_same_training, calm_run, job, kinds, only
 from tests.exec.sharded import require_same_run, sharded
 
 pytestmark = pytest.mark.process
@@ -50,7 +48,7 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
         *(pytest.param(name, phases(KINDS[name]), marks=pytest.mark.soak) for name in ENDING if name != ENDS_SILENTLY),
     ],
 )
-def test_fault_is_detected_in_its_phases_and_changes_no_bit(name: str, struck: list[str], launch: Run) -> None:
+def test_fault_is_detected_in_its_phases_and_changes_no_bit(name, struck, launch):
     steps = APART * (len(struck) + 3)
 
     def strike(faults: Sequence[str]) -> RunResult:
@@ -59,19 +57,19 @@ def test_fault_is_detected_in_its_phases_and_changes_no_bit(name: str, struck: l
     assert matrix_row(name, struck, strike, calm_run(JOB, launch, steps))[-1] == "identical"
 
 
-def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
+def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch):
     run = launch(over(Simulated, small(), transport_timeout=3.0), SHORT, "cut=1.0:1.1@3")
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
-def test_hosts_with_full_launch_queues_do_not_count_as_hung(launch: Run) -> None:
+def test_hosts_with_full_launch_queues_do_not_count_as_hung(launch):
     run = launch(over(Full, small(), hung_after=2.0), SHORT)
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run) == ["generation"]
 
 
-def test_stuck_device_is_fenced_and_its_peers_are_not(launch: Run) -> None:
+def test_stuck_device_is_fenced_and_its_peers_are_not(launch):
     run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
     assert_same_training(run, calm_run(small(), launch, SHORT))
     death = only(run, "detected")
@@ -79,7 +77,7 @@ def test_stuck_device_is_fenced_and_its_peers_are_not(launch: Run) -> None:
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", death["cause"])
 
 
-def test_only_the_worker_of_a_failed_accelerator_ends(launch: Run, tmp_path: Path) -> None:
+def test_only_the_worker_of_a_failed_accelerator_ends(launch, tmp_path):
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
     assert_same_training(run, calm_run(small(), launch, SHORT))
     death = only(run, "detected")
@@ -89,7 +87,7 @@ def test_only_the_worker_of_a_failed_accelerator_ends(launch: Run, tmp_path: Pat
     assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in log
 
 
-def test_processes_of_a_worker_compute_together_and_fail_together(launch: Run) -> None:
+def test_processes_of_a_worker_compute_together_and_fail_together(launch):
     shape = {"tensor_parallel": 2, "sequence_parallel": True}
     pair = job(2, 1, 2, kind="gpt", shape=shape, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
@@ -133,9 +131,7 @@ def over_accelerators(replicated: PricedJob) -> PricedJob:
         ),
     ],
 )
-def test_sharded_optimizer_has_the_bits_of_the_replicated_one(
-    kind: str, precision: str, faults: Sequence[str], launch: Run
-) -> None:
+def test_sharded_optimizer_has_the_bits_of_the_replicated_one(kind, precision, faults, launch):
     replicated = small_sharded(kind, precision)
     run = launch(over_accelerators(replicated), SHARDED_STEPS, *faults)
     wanted = calm_run(replicated, launch, SHARDED_STEPS)
@@ -145,25 +141,25 @@ def test_sharded_optimizer_has_the_bits_of_the_replicated_one(
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.soak)])
-def test_kills_at_random_instants_end_only_their_workers(kills: int, launch: Run) -> None:
+def test_kills_at_random_instants_end_only_their_workers(kills, launch):
     soak(kills, launch)
 
 
-def test_worker_whose_links_break_ends_and_its_peers_do_not(launch: Run) -> None:
+def test_worker_whose_links_break_ends_and_its_peers_do_not(launch):
     run = launch(over(Unplugged, small()), SHORT)
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert only(run, "detected")["worker"] == str(STRUCK)
 
 
 @pytest.mark.parametrize("pinned", [{"checkpoint_every": 3}, {"undo": "host"}])
-def test_worker_that_allocates_pinned_memory_for_long_is_not_fenced(pinned: dict[str, Any], launch: Run) -> None:
+def test_worker_that_allocates_pinned_memory_for_long_is_not_fenced(pinned, launch):
     parts = small("gpt", train={"clip": 1e9, "warmup": 2} | pinned)
     run = launch(over(Pinning, parts, hung_after=1.0, warm_up=1.0), SHORT)
     assert_same_training(run, calm_run(small("gpt"), launch, SHORT))
     assert "detected" not in kinds(run)
 
 
-def test_run_resumes_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
+def test_run_resumes_from_its_checkpoint(launch, tmp_path):
     parts = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
     launch(parts, 5, directory=tmp_path)
     run = launch(parts, SHORT, directory=tmp_path, resume=True)

@@ -168,7 +168,7 @@ def beat(count: int) -> Heartbeat:
     return Heartbeat(count, count, False, "1F", 0.5)
 
 
-def test_a_worker_is_not_started_on_a_defective_gpu(node: Node) -> None:
+def test_a_worker_is_not_started_on_a_defective_gpu(node):
     node.processes.ends(A, "killed by SIGKILL")
     assert [ended.how for ended in node.batch().ended] == ["killed by SIGKILL"]
     assert node.watch.checks == 1
@@ -184,26 +184,25 @@ def test_a_worker_is_not_started_on_a_defective_gpu(node: Node) -> None:
     assert [order.incarnation for order in node.processes.started] == [0, 0, 2]
 
 
-def test_a_worker_whose_gpu_becomes_defective_is_asked_to_leave_once(node: Node) -> None:
+def test_a_worker_whose_gpu_becomes_defective_is_asked_to_leave_once(node):
     node.watch.defects = {"0.1": "GPU-b is lost"}
     assert node.batch().said == [FromWorker("0.1", Leaving(0, "GPU-b is lost"), 0)]
     assert node.agent.batch() is None
 
 
-def test_messages_of_a_process_arrive_in_order_before_its_end(node: Node) -> None:
+def test_messages_of_a_process_arrive_in_order_before_its_end(node):
     link = node.join("0.0")
     for number in range(40):
         link.send(Said(Trouble(str(number)), 1))
     link.close()
     node.processes.ends(A, "ended with exit code 1")
     batch = node.agent.batch()  # the end is seen first
-    assert batch is not None
     assert batch.said == [FromWorker("0.0", Trouble(str(number)), 1) for number in range(40)]
     assert batch.ended == [Ended("0.0", 0, "ended with exit code 1", "log of 0.0")]
     assert node.agent.batch() is None
 
 
-def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
+def test_process_of_an_old_incarnation_is_ignored(node):
     node.processes.ends(A, "killed by SIGKILL")
     node.batch()
     node.agent.obey(Start("0.0", 1, "0.0", 4))
@@ -217,7 +216,7 @@ def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
     assert (node.told(old), node.told(new)) == ([], [Stop(1)])
 
 
-def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -> None:
+def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more():
     node = Node(2)
     first, second = node.join("0.0"), node.join("0.0t1")
     first.send(Said(Trouble("before"), 1))
@@ -230,7 +229,7 @@ def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -
     node.hub.close()
 
 
-def test_reports_wait_for_other_processes_without_delaying_other_messages(node: Node) -> None:
+def test_reports_wait_for_other_processes_without_delaying_other_messages(node):
     links = [node.join("0.0"), node.join("0.1")]
     messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
     for link, report in zip(links, messages, strict=True):
@@ -250,7 +249,7 @@ def test_reports_wait_for_other_processes_without_delaying_other_messages(node: 
     assert node.agent.batch(hold=True) == Batch(messages[:1])
 
 
-def test_departures_reach_their_worker_only(node: Node) -> None:
+def test_departures_reach_their_worker_only(node):
     links = [node.join("0.0"), node.join("0.1")]
     for order in (Leave("0.1", 0), Stop(4)):
         node.agent.obey(order)
@@ -258,7 +257,7 @@ def test_departures_reach_their_worker_only(node: Node) -> None:
     assert node.told(links[1]) == [Leave("0.1", 0), Stop(4)]
 
 
-def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_runs(node: Node) -> None:
+def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_runs(node):
     old, new = "generation00000003/world/0", "generation00000004/world/0"
     link = node.connect()
     assert node.ask(link, SetKey(old, b"\xff\0")) == [Values()]
@@ -272,7 +271,7 @@ def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_
     assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
 
 
-def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: Node) -> None:
+def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node):
     order = Start("0.0", 1, "0.1", 4, restored=7)
     for _ in range(2):
         node.agent.obey(order)
@@ -294,7 +293,7 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
 @needs_root
 @pytest.mark.process
 @pytest.mark.parametrize("request_", [Join("0.0", 0), SetKey("name", b"x"), GetKeys(["name"]), Drain("0.0")])
-def test_another_user_of_the_machine_is_neither_heard_nor_answered(node: Node, request_: Any) -> None:
+def test_another_user_of_the_machine_is_neither_heard_nor_answered(node, request_):
     node.agent.obey(propose(4))
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(as_another_user, partial(is_answered, node.address, request_, AgentMessage))

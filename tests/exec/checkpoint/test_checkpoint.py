@@ -63,7 +63,7 @@ def newest(root: Path) -> tuple[int | None, list[str]]:
     return (None if complete is None else complete.manifest.step), warnings
 
 
-def test_complete_checkpoint_has_every_float_of_its_commit(root: Path) -> None:
+def test_complete_checkpoint_has_every_float_of_its_commit(root):
     assert newest(root) == (9, [])
     commit = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.commit
     assert (commit.step, commit.loss, commit.clip_factor, commit.recent[0]) == (9, 1.5, None, 0.25)
@@ -101,7 +101,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage: str, root: Path) -> None:
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage, root):
     harm, says = DAMAGES[damage]
     harm(checkpoint.folder_of(root, 9))
     step, warnings = newest(root)
@@ -114,7 +114,7 @@ def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage: str, root: P
     assert len(newest(root)[1]) == 2
 
 
-def test_newer_format_is_refused(root: Path) -> None:
+def test_newer_format_is_refused(root):
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
@@ -122,9 +122,7 @@ def test_newer_format_is_refused(root: Path) -> None:
         newest(root)
 
 
-def test_loading_restores_every_bit_and_unpickles_nothing(
-    root: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_restores_every_bit_and_unpickles_nothing(root, stages, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("unpickled")
 
@@ -138,9 +136,7 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
     assert [stage.digests() for stage in stages] == expected
 
 
-def test_large_state_is_written_in_several_files(
-    tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_state_is_written_in_several_files(tmp_path, stages, monkeypatch):
     monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
     folder = store(tmp_path, JOB, 1, stages)
     names = [f"stage-{stage:04d}-{part}-of-2.safetensors" for stage in (0, 1) for part in (1, 2)]
@@ -179,9 +175,7 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
         (course, {"data": {"seed": 2}}, ["[data] seed is 2, there 0"]),
     ],
 )
-def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(
-    facts: Callable[[Job], dict[str, Any]], changed: dict[str, dict[str, Any]], expected: list[str]
-) -> None:
+def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(facts, changed, expected):
     sections = {"model": GPT | changed.pop("model", {}), **changed}
     assert (
         checkpoint.differences(facts(small_job(1, 4, 4, **sections)), facts(small_job(2, 2, 2, model=GPT))) == expected
@@ -205,7 +199,7 @@ def write_until_killed(root: Path, places: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("places", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_killed_writer_leaves_the_previous_checkpoint(places: int, root: Path, stages: list[EmulatedStage]) -> None:
+def test_killed_writer_leaves_the_previous_checkpoint(places, root, stages):
     """The next attempt at the same step is complete."""
     writer = warm_context().Process(target=write_until_killed, args=(root, places))
     writer.start()

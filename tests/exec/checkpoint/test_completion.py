@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started.completion.close()
 
 
-def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -> None:
+def test_checkpoint_has_the_committed_state_while_training_continues(run):
     run.commit(0)
     commit = run.commit(1)
     expected = [run.stages[name][stage].digests() for stage, name in ((0, "0.0"), (1, "1.1"))]
@@ -117,7 +117,7 @@ def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -
     assert [stage.digests() for stage in fresh] == expected
 
 
-def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:
+def test_checkpoint_without_one_of_its_files_is_not_completed(run):
     """An agent may report a part again that the previous leader has removed."""
     run.commit(0)
     commit = run.commit(1)
@@ -129,7 +129,7 @@ def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:
     assert run.steps() == []
 
 
-def test_uncommitted_step_is_never_written(run: Run) -> None:
+def test_uncommitted_step_is_never_written(run):
     run.commit(0)
     commit = run.commit(1)
     for name in LIVE:
@@ -143,26 +143,25 @@ def test_uncommitted_step_is_never_written(run: Run) -> None:
     assert run.complete(commit) == CheckpointCompleted(1)
 
 
-def test_last_checkpoints_are_kept(run: Run) -> None:
+def test_last_checkpoints_are_kept(run):
     assert [run.keep(step).removed for step in (1, 3, 5, 7)] == [set(), set(), {1}, {3}]
     assert run.steps() == [7, 5]
     assert run.completion.kept() == {5, 7}
 
 
-def test_newest_checkpoint_of_a_verified_state_is_kept(run: Run) -> None:
+def test_newest_checkpoint_of_a_verified_state_is_kept(run):
     for step in (1, 3, 5, 7, 9):
         run.keep(step, verified=2)
     assert run.steps() == [9, 7, 1]
 
 
-def test_newest_complete_checkpoint_up_to_a_step_is_found(run: Run) -> None:
+def test_newest_complete_checkpoint_up_to_a_step_is_found(run):
     assert run.find() is None
     for step in (1, 3):
         run.keep(step)
     folder_of(run.root, 5).mkdir()
     assert run.completion.kept() == {1, 3}
     newest = run.find()
-    assert newest is not None
     assert (newest.step, newest.commit.step, newest.commit.checkpoint, newest.has_metrics) == (3, 3, False, False)
     assert len(run.warnings) == 1
     assert run.find(upto=2) == StoredCheckpoint(1, PLAIN, True)
@@ -170,7 +169,7 @@ def test_newest_complete_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find(upto=2) is None
 
 
-def test_rewind_removes_later_checkpoints_after_pending_completions(run: Run) -> None:
+def test_rewind_removes_later_checkpoints_after_pending_completions(run):
     for step in (1, 3):
         run.keep(step)
     run.commit(4)

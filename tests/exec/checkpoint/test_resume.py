@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def part(launch: Run, tmp_path: Path) -> Path:
 
 @pytest.mark.process
 @pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
-def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(
-    shape: tuple[int, int, int], whole: RunResult, part: Path, launch: Run
-) -> None:
+def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, whole, part, launch):
     resumed = gpt(*shape)
     result = launch(resumed, 8, directory=part, resume=True)
     assert_same_course(part, whole)
@@ -108,9 +105,7 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(
 
 
 @pytest.mark.process
-def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(
-    whole: RunResult, part: Path, launch: Run
-) -> None:
+def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(whole, part, launch):
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
     assert_same_course(part, whole)
     restored = events_of(part, "restored")
@@ -137,7 +132,7 @@ def begun(launch: Run, tmp_path: Path) -> Path:
 
 
 @pytest.mark.process
-def test_stage_lost_without_a_checkpoint_ends_the_run(launch: Run, tmp_path: Path) -> None:
+def test_stage_lost_without_a_checkpoint_ends_the_run(launch, tmp_path):
     seldom = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
     with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every = 6"):
         launch(seldom, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
@@ -174,9 +169,7 @@ def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
         (leave_out_metrics, 3, "metrics.jsonl is whole up to step 2 only"),
     ],
 )
-def test_damaged_run_resumes_from_its_newest_complete_checkpoint(
-    harm: Callable[[Path], None], restored: int, warning: str | None, begun: Path, emulated: RunResult, launch: Run
-) -> None:
+def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored, warning, begun, emulated, launch):
     harm(begun)
     launch(small(), 12, directory=begun, resume=True)
     assert_same_course(begun, emulated)
@@ -187,7 +180,7 @@ def test_damaged_run_resumes_from_its_newest_complete_checkpoint(
 
 
 @pytest.mark.process
-def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_refused_resume_changes_nothing(begun, launch, tmp_path):
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
@@ -216,7 +209,7 @@ def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path
 
 
 @pytest.mark.process
-def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_run_directory_is_locked(begun, launch, tmp_path):
     opened = RunDirectory(tmp_path / "other", small())
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
@@ -241,9 +234,7 @@ def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> No
         ({"samples": 72, "end_of_document": 5, "mask_loss": True}, []),
     ],
 )
-def test_resume_with_another_order_of_samples_names_the_key(
-    keys: dict[str, Any], names: list[str], begun: Path
-) -> None:
+def test_resume_with_another_order_of_samples_names_the_key(keys, names, begun):
     """The run started with the samples of 12 steps; the job has 20, and its data another digest."""
     data = {"kind": "gpt-dataset", "path": "a"}
     (begun / "job.toml").write_text(job(3, 2, 2, data=data, train={**EVERY, "steps": 12}).to_toml())
@@ -257,7 +248,7 @@ def test_resume_with_another_order_of_samples_names_the_key(
 
 
 @pytest.mark.process
-def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch: Run, tmp_path: Path) -> None:
+def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
     slow = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(slow.to_toml())
     with (tmp_path / "output").open("wb") as output:
@@ -271,7 +262,7 @@ def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch:
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written: bool, launch: Run, tmp_path: Path) -> None:
+def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch, tmp_path):
     """The step's line is written with its evaluation, after the checkpoint."""
     evaluated = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
     calm, run = calm_run(evaluated, launch, 9), tmp_path / "run"
@@ -287,7 +278,7 @@ def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written: bool, l
 
 
 @pytest.mark.process
-def test_training_continues_on_a_full_disk_with_warnings(launch: Run, tmp_path: Path) -> None:
+def test_training_continues_on_a_full_disk_with_warnings(launch, tmp_path):
     """Files may be a little shorter than a manifest: too short for the trace, the metrics, the events and manifests,
     which name the files of six stages and so are longer than the job."""
     stages = job(1, 6, 2, train=EVERY, planner=PLANNER)
@@ -317,7 +308,7 @@ def test_training_continues_on_a_full_disk_with_warnings(launch: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(3, 3, 1)], ids=str)
-def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape: Shape) -> None:
+def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape):
     workers = list(shape.workers())
     assert reassign(shape, workers[: shape.ranks - 1]) is None
     for count in range(shape.ranks, len(workers) + 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,16 +59,14 @@ def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int
         (["a", "b"], [3.0, 1.0], "1", 1234),
     ],
 )
-def test_every_micro_batch_is_megatron_lms(
-    tmp_path: Path, names: list[str], weights: list[float] | None, split: str, seed: int
-) -> None:
+def test_every_micro_batch_is_megatron_lms(tmp_path, names, weights, split, seed):
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate(names)]
     keys = {"path": prefixes[0]} if len(names) == 1 else {"paths": prefixes, "weights": weights}
     theirs = training_samples(prefixes, weights, split, seed, SEQUENCE, SAMPLES, END)
     require_samples(batches(**keys, split=split, seed=seed), theirs, ("tokens", "labels"))
 
 
-def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
+def test_masks_and_positions_are_megatron_cores(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     flags = {"mask_loss": True, "reset_positions": True, "reset_attention": True}
     ours = batches(path=prefix, split="1", end_of_document=END, **flags)
@@ -82,7 +79,7 @@ def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
     assert torch.equal(batch["attention_mask"], ~attended)
 
 
-def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
+def test_building_a_blend_keeps_torchs_process_groups(tmp_path):
     """In a worker the tensor group exists before the data are loaded, and torch must know it when a peer dies."""
     group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
 
@@ -98,7 +95,7 @@ def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_processes_share_the_cached_index(tmp_path: Path) -> None:
+def test_processes_share_the_cached_index(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     with multiprocessing.get_context("fork").Pool(4) as pool:
         first = pool.map(_tokens, [toml(path=prefix, cache=str(tmp_path / "kept"))] * 4)
@@ -113,7 +110,7 @@ def _tokens(job: str) -> list[list[int]]:
     return load_batches(Job.from_toml(job)).batch(1, 2)["tokens"].tolist()
 
 
-def test_lock_of_the_cache_follows_no_link(tmp_path: Path) -> None:
+def test_lock_of_the_cache_follows_no_link(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "cache").mkdir()
     (tmp_path / "important").write_text("important")
@@ -123,7 +120,7 @@ def test_lock_of_the_cache_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "important").read_text() == "important"
 
 
-def test_digest_depends_on_the_order(tmp_path: Path) -> None:
+def test_digest_depends_on_the_order(tmp_path):
     prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
     keys: list[dict[str, Any]] = [
         *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
@@ -135,7 +132,7 @@ def test_digest_depends_on_the_order(tmp_path: Path) -> None:
     assert batches(path=prefix).digest == digests[0]
 
 
-def test_run_longer_than_its_order_is_told_the_key_to_set(tmp_path: Path) -> None:
+def test_run_longer_than_its_order_is_told_the_key_to_set(tmp_path):
     ours = batches(path=str(written(tmp_path / "a", 40, 0)))
     with pytest.raises(RunError, match=r"\[data\] samples: iteration 500 needs sample 6001 of \d+"):
         ours.batch(500, 0)
@@ -168,12 +165,12 @@ EVAL = "[eval]\nevery = 1\ndata = "
         (EVAL + '{provider = "json:nothing"}', r'\[eval\] data.provider: json has no "nothing"'),
     ],
 )
-def test_unusable_keys_are_refused_before_a_process_starts(lines: str, message: str) -> None:
+def test_unusable_keys_are_refused_before_a_process_starts(lines, message):
     with pytest.raises(JobError, match=message):
         check_request(Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n{lines}\n"), 3, [], frozenset())
 
 
-def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
+def test_unusable_files_are_one_clear_line(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "file").touch()
     for keys, message in (
@@ -194,7 +191,7 @@ EVALUATED = 3
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path: Path, named: bool) -> None:
+def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path, named):
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab")]
     keys: dict[str, Any] = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
     text = toml(**(keys if not named else {"path": prefixes[0]})) + f"\n[eval]\nevery = 2\nbatches = {EVALUATED}\n"
@@ -208,7 +205,7 @@ def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("kind", ["text", "megatron"])
-def test_evaluations_read_other_training_data_in_another_order(tmp_path: Path, kind: str) -> None:
+def test_evaluations_read_other_training_data_in_another_order(tmp_path, kind):
     keys = [f'kind = "{kind}"', "seed = 4"]
     if kind == "megatron":
         keys.append(f'path = "{written(tmp_path / "a", 400, 0)}"')

@@ -51,7 +51,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("sequence", [3, 8, 20])
-def test_rows_cross_documents_and_labels_are_the_next_tokens(prefix: Path, sequence: int) -> None:
+def test_rows_cross_documents_and_labels_are_the_next_tokens(prefix, sequence):
     data = rows(prefix, sequence)
     assert data.rows == (sum(LENGTHS) - 1) // sequence
     for micro_batch in range(4):
@@ -63,7 +63,7 @@ def test_rows_cross_documents_and_labels_are_the_next_tokens(prefix: Path, seque
             assert int(tokens[place, 0]) == sequence * data.row_of(2 * micro_batch + place)
 
 
-def test_each_epoch_has_every_row_once_in_another_order(prefix: Path) -> None:
+def test_each_epoch_has_every_row_once_in_another_order(prefix):
     data = rows(prefix, 3)
     epochs = [[data.row_of(epoch * data.rows + place) for place in range(data.rows)] for epoch in range(3)]
     for epoch in epochs:
@@ -71,7 +71,7 @@ def test_each_epoch_has_every_row_once_in_another_order(prefix: Path) -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_sample_depends_only_on_seed_and_number(prefix: Path) -> None:
+def test_sample_depends_only_on_seed_and_number(prefix):
     data, same, fewer = rows(prefix, seed=5), rows(prefix, seed=5), rows(prefix, micro_batches=1, seed=5)
     data.batch(0, 0)
     assert all(map(torch.equal, data.batch(7, 3).values(), same.batch(7, 3).values()))
@@ -82,14 +82,14 @@ def test_sample_depends_only_on_seed_and_number(prefix: Path) -> None:
     assert [_permuted(place, 10, "0 0") for place in range(10)] == [2, 6, 5, 8, 7, 4, 0, 3, 1, 9]
 
 
-def test_file_too_short_for_a_row_is_refused(tmp_path: Path) -> None:
+def test_file_too_short_for_a_row_is_refused(tmp_path):
     short = written(tmp_path / "short", [4, 4])
     with pytest.raises(JobError, match=r"\[data\] path: .*short.bin holds 8 tokens, but one row needs 9"):
         rows(short)
     assert rows(written(tmp_path / "enough", [4, 5])).rows == 1
 
 
-def test_missing_or_damaged_files_are_one_clear_line(prefix: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_files_are_one_clear_line(prefix, tmp_path):
     index, tokens = (Path(f"{prefix}{suffix}").read_bytes() for suffix in (".idx", ".bin"))
     cases = {
         "missing": (None, None, r"bad\.idx cannot be read \(No such file"),
@@ -130,7 +130,7 @@ def with_file(prefix: Path, ranks: int = 1, **model: object) -> Job:
     )
 
 
-def test_token_beyond_the_vocabulary_is_found_before_the_run_or_when_drawn(tmp_path: Path) -> None:
+def test_token_beyond_the_vocabulary_is_found_before_the_run_or_when_drawn(tmp_path):
     high = written(tmp_path / "high", [20, 20], first=230)
     with pytest.raises(JobError, match=r"\[model\] vocabulary: 256, but token 26 of .*high\.bin is 256"):
         check_request(with_file(high), 3, (), frozenset())
@@ -144,7 +144,7 @@ def test_token_beyond_the_vocabulary_is_found_before_the_run_or_when_drawn(tmp_p
         rows(negative).require_vocabulary()
 
 
-def test_training_has_the_same_bits_for_one_and_two_stages(prefix: Path) -> None:
+def test_training_has_the_same_bits_for_one_and_two_stages(prefix):
     single, split = with_file(prefix), with_file(prefix, ranks=2)
     losses = run(one_f_one_b(single.shape), single, steps=3).losses
     assert run(zb_h1(split.shape), split, steps=3).losses == losses

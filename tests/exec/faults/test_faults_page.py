@@ -62,7 +62,7 @@ def without_seconds(cells: list[str]) -> list[str]:
     return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
 
 
-def test_some_kind_strikes_every_phase_on_every_change() -> None:
+def test_some_kind_strikes_every_phase_on_every_change():
     assert {phase for name in ENDING for phase in some_phases(name)} == set(COLUMNS)
 
 
@@ -70,7 +70,7 @@ def test_some_kind_strikes_every_phase_on_every_change() -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "kill" else pytest.param(name, marks=pytest.mark.soak) for name in ENDING]
 )
-def test_kind_of_fault_has_the_effects_of_its_row(name: str, whole: bool, strike: Launch, reference: RunResult) -> None:
+def test_kind_of_fault_has_the_effects_of_its_row(name, whole, strike, reference):
     struck = phases(KINDS[name]) if whole else some_phases(name)
     row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
     (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
@@ -82,12 +82,12 @@ def test_kind_of_fault_has_the_effects_of_its_row(name: str, whole: bool, strike
 
 
 @pytest.mark.soak
-def test_combined_faults_have_the_effects_of_the_page(strike: Launch, reference: RunResult) -> None:
+def test_combined_faults_have_the_effects_of_the_page(strike, reference):
     rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
     assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
 
 
-def test_faults_that_end_no_worker_change_no_bit(strike: Launch, reference: RunResult) -> None:
+def test_faults_that_end_no_worker_change_no_bit(strike, reference):
     faults = [
         "slow=3:1.1@1-2",
         "slow-link=9:0.0,0.1@1-2",
@@ -107,7 +107,7 @@ def test_faults_that_end_no_worker_change_no_bit(strike: Launch, reference: RunR
     assert live[-1] == 6
 
 
-def test_page_has_every_kind_with_its_example_and_limit() -> None:
+def test_page_has_every_kind_with_its_example_and_limit():
     rows = written(KIND_HEAD)
     assert [row[0].strip("`") for row in rows] == list(KINDS)
     for name, example, does, _, at_most, _, losses in rows:
@@ -116,7 +116,7 @@ def test_page_has_every_kind_with_its_example_and_limit() -> None:
         assert at_most == LIMITS.get(name.strip("`"), "0.2")
 
 
-def test_page_has_every_phase_in_order() -> None:
+def test_page_has_every_phase_in_order():
     phases_section = PAGE.read_text().split("\n## Phases\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `([a-z]+)` \|", phases_section, flags=re.MULTILINE)
     assert tuple(listed) == PHASES

@@ -74,9 +74,7 @@ def _with(of: Job, section: str, **keys: Any) -> Job:
     return msgspec.structs.replace(of, **{section: msgspec.structs.replace(getattr(of, section), **keys)})
 
 
-def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
-    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_nodes_die_and_come_back_and_the_losses_stay_the_same(start, launch, etcd, tmp_path):
     """First a node that does not coordinate, which comes back; then the one that does."""
     before = keys(etcd)
     cluster = start(small())
@@ -101,9 +99,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 
 
 @pytest.mark.soak
-def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
-    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(start, launch, etcd, tmp_path):
     """The coordinator's, by SIGTERM to its agent, and it comes back; then a worker of another, which stays out."""
     before = keys(etcd)
     cluster = start(small())
@@ -129,9 +125,7 @@ def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
 
 
 @pytest.mark.soak
-def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(
-    start: Start, launch: Run, etcd: EtcdServer
-) -> None:
+def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(start, launch, etcd):
     before = keys(etcd)
     cluster = start(small())
     cluster.reach_step(3)
@@ -152,7 +146,7 @@ def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(
 
 
 @pytest.mark.soak
-def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start: Start, launch: Run, tmp_path: Path) -> None:
+def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start, launch, tmp_path):
     cluster = start(small(train={"checkpoint_every": 4}))
     cluster.reach_step(9)
     pids = [processes_writing_below(str(tmp_path / "run" / "logs" / f"{k}.1.log"))[0] for k in range(3)]
@@ -175,7 +169,7 @@ def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start: Start, l
 
 
 @pytest.mark.soak
-def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
+def test_faults_strike_under_agents_and_the_losses_stay_the_same(start, launch):
     """A kill in an evaluation, a connection cut between two nodes, and a worker's fault on itself.
 
     Of the connection each of the nodes silences its end.
@@ -202,7 +196,7 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
     return {event["worker"]: event["step"] for event in cluster.events("rejoined")}
 
 
-def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch):
     resolve = socket.getaddrinfo
 
     def resolved(host: str, *options: object, **more: object) -> object:
@@ -231,13 +225,7 @@ def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.M
         (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
-def test_a_request_that_cannot_work_is_refused_in_one_line(
-    options: tuple[str, ...],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_request_that_cannot_work_is_refused_in_one_line(options, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     (tmp_path / "job.toml").write_text(job(3, 2, 2, cluster={"workers_per_node": 2}).to_toml())
@@ -245,9 +233,7 @@ def test_a_request_that_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_agent_started_after_the_end_of_the_run_exits_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_agent_started_after_the_end_of_the_run_exits_at_once(tmp_path, monkeypatch, capsys):
     """It needs no store for that; a directory of another job or with fewer steps is for the store to judge."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -268,7 +254,7 @@ def test_agent_started_after_the_end_of_the_run_exits_at_once(
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
 
 
-def test_agent_that_selects_another_transport_is_refused(tmp_path: Path) -> None:
+def test_agent_that_selects_another_transport_is_refused(tmp_path):
     request = request_run(small(), planner=plan_for_training)
     request = replace(request, findings=Findings(transport="gloo"))
     digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
@@ -279,9 +265,7 @@ def test_agent_that_selects_another_transport_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(
-    start: Start, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(start, etcd, tmp_path):
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
     (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())

@@ -71,7 +71,7 @@ def stop(server: EtcdServer, seconds: float) -> None:
 
 
 @pytest.mark.soak
-def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: Start, launch: Run) -> None:
+def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd, start, launch):
     """For less than a term, for longer, and for so long that every request of the time before has been given up."""
     cluster = start(three_nodes(), own_etcd)
     cluster.reach_step(2)
@@ -83,7 +83,7 @@ def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: St
 
 
 @pytest.mark.soak
-def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd: EtcdServer, start: Start, tmp_path: Path) -> None:
+def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd, start, tmp_path):
     cluster = start(three_nodes(store_timeout=2.0), own_etcd)
     cluster.reach_step(2)
     own_etcd.kill()
@@ -96,9 +96,7 @@ def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd: EtcdServer, s
 
 
 @pytest.mark.soak
-def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
-    members: EtcdServer, start: Start, launch: Run
-) -> None:
+def test_elections_and_members_that_die_cost_no_worker_and_no_loss(members, start, launch):
     cluster = start(three_nodes(lease=6), members)
     cluster.reach_step(2)
     first = members.leader()
@@ -113,9 +111,7 @@ def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
 
 
 @pytest.mark.soak
-def test_briefly_frozen_agent_loses_the_role_and_keeps_its_workers(
-    own_etcd: EtcdServer, start: Start, launch: Run
-) -> None:
+def test_briefly_frozen_agent_loses_the_role_and_keeps_its_workers(own_etcd, start, launch):
     """Its lease ends, and with it the role, which another agent takes."""
     cluster = start(three_nodes(lease=4), own_etcd)
     cluster.reach_step(2)

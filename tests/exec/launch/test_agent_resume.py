@@ -9,7 +9,7 @@ import pytest
 
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -42,9 +42,7 @@ def kill_all(cluster: Cluster) -> None:
         cluster.kill(node)
 
 
-def test_agents_resume_with_an_empty_store_and_with_the_store_kept(
-    parts: list[Cluster], launch: Run, tmp_path: Path
-) -> None:
+def test_agents_resume_with_an_empty_store_and_with_the_store_kept(parts, launch, tmp_path):
     first, second = parts
     for node in NODES:
         first.start(node)
@@ -80,7 +78,7 @@ def test_agents_resume_with_an_empty_store_and_with_the_store_kept(
     assert second.events("restored")[1]["step"] > restored["step"] >= 4
 
 
-def test_resume_begins_a_run_in_an_empty_directory_and_keeps_other_runs_out_of_it(parts: list[Cluster]) -> None:
+def test_resume_begins_a_run_in_an_empty_directory_and_keeps_other_runs_out_of_it(parts):
     first, second = parts
     for node in NODES:
         first.start(node, "--resume")

@@ -15,7 +15,7 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.launch.trackers import Observer
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
-from tests.exec.runs import Run, kinds
+from tests.exec.runs import kinds
 from tests.hugging_face.written import hub_model, logits_of, our_logits
 from tests.tokens.tokenizers import saved_tokenizer
 
@@ -62,7 +62,7 @@ class Forgetful(Observer):
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen 3", marks=pytest.mark.soak), "mixtral"])
-def test_export_after_a_kill_has_the_logits_of_our_stages(launch: Run, name: str, tmp_path: Path) -> None:
+def test_export_after_a_kill_has_the_logits_of_our_stages(launch, name, tmp_path):
     weights = imported(name, tmp_path)
     job = job_of(weights, 2, 2)
     calm = run(one_f_one_b(job.shape), job, steps=10)
@@ -74,7 +74,7 @@ def test_export_after_a_kill_has_the_logits_of_our_stages(launch: Run, name: str
     exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000009", tmp_path)
 
 
-def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Path) -> None:
+def test_resumed_run_does_not_need_its_initial_weights(launch, tmp_path):
     weights = imported("qwen 2", tmp_path)
     job = job_of(weights, 1, 2)
     schedule = one_f_one_b(job.shape)
@@ -88,7 +88,7 @@ def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Pa
         train(job, tmp_path / "again", steps=6, schedule=schedule)
 
 
-def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch: Run, tmp_path: Path) -> None:
+def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch, tmp_path):
     weights = imported("qwen 3", tmp_path)
     alone = run(one_f_one_b(job_of(weights).shape), job_of(weights), steps=2)
     result = launch(job_of(weights, 1, 2, tensor_parallel=2), 2, directory=tmp_path / "run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -253,7 +252,7 @@ SHARDS = [
 
 
 @pytest.mark.parametrize("scenario", [*SUMS, *STATES, *REPLAYS, *SHARDS])
-def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario: Scenario, launch: Run) -> None:
+def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario, launch):
     config, faults = scenario.job, scenario.faults.split()
     own = {"schedule": one_f_one_b(config.shape)} if scenario.has_own_schedule else {}
     run, calm = launch(config, STEPS, *faults, **own), calm_of(config, launch)
@@ -288,7 +287,7 @@ def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario: Scenar
         assert (result["worker"] in accused, result["bit"]) == (True, scenario.bit)
 
 
-def test_checkpoints_of_discarded_steps_are_rewritten(launch: Run, tmp_path: Path) -> None:
+def test_checkpoints_of_discarded_steps_are_rewritten(launch, tmp_path):
     """That after step 5 is written with what the flip has made of the others' gradients; iteration 6 finds it."""
     config = compared(3, "emulated", {"digests": 6}, train={"checkpoint_every": 6})
     run = launch(config, STEPS, "flip=activation:0.0@1", "flip=weight:1.1@4", directory=tmp_path)
@@ -297,7 +296,7 @@ def test_checkpoints_of_discarded_steps_are_rewritten(launch: Run, tmp_path: Pat
     assert verify(folder_of(tmp_path / "checkpoints", 9)).manifest.commit.loss == run.losses[9]
 
 
-def test_differing_final_states_are_rolled_back_and_fail_the_run(launch: Run, tmp_path: Path) -> None:
+def test_differing_final_states_are_rolled_back_and_fail_the_run(launch, tmp_path):
     config = compared(3, "emulated", {"digests": 3}, train={"checkpoint_every": 3})
     says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; the steps after step 8"
     with pytest.raises(RunError, match=says):
@@ -314,13 +313,13 @@ def test_differing_final_states_are_rolled_back_and_fail_the_run(launch: Run, tm
         (0, 2, "also when repeated, and the run has no complete checkpoint"),
     ],
 )
-def test_two_hosts_that_differ_again_and_again_end_the_run(every: int, times: int, says: str, launch: Run) -> None:
+def test_two_hosts_that_differ_again_and_again_end_the_run(every, times, says, launch):
     config = compared(2, "emulated", {}, train={"checkpoint_every": every})
     with pytest.raises(RunError, match=rf"step 5: .* hold different gradients of stage 1, {says}"):
         launch(config, STEPS, *["flip=gradient:1.1@5"] * times)
 
 
-def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch: Run) -> None:
+def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch):
     """A worker that is stuck is known, and cannot go, as its shards would be lost: new processes begin again."""
     config = compared(3, "emulated", {"every": 2}, 1, **EVERY_OTHER)
     run = launch(config, STEPS, "flip=kernel:1.1@5")

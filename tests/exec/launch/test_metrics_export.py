@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -22,7 +21,7 @@ from recycle.exec.launch.trackers import MetricsExport, Observer, Trackers
 from recycle.runs.exporter import exposition
 from recycle.runs.metrics import RUN_METRICS
 from recycle.runs.read_report import RunReader
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 from tests.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -119,7 +118,7 @@ def serving(collector: Collector) -> Iterator[str]:
     server.server_close()
 
 
-def test_metrics_of_a_real_run_are_its_report(launch: Run) -> None:
+def test_metrics_of_a_real_run_are_its_report(launch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     port, collector = free_port(), Collector()
     scraping = Scraping(port, 4)
@@ -164,7 +163,7 @@ def test_metrics_of_a_real_run_are_its_report(launch: Run) -> None:
     assert math.isclose(collector.sent["recycle_loss", frozenset()], run.losses[-1])
 
 
-def test_port_in_use_is_a_warning_and_training_continues(tmp_path: Path) -> None:
+def test_port_in_use_is_a_warning_and_training_continues(tmp_path):
     (tmp_path / "logs").mkdir()
     warned: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -178,7 +177,7 @@ def test_port_in_use_is_a_warning_and_training_continues(tmp_path: Path) -> None
     assert f"127.0.0.1:{port}: Address already in use" in warned[0]
 
 
-def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path: Path) -> None:
+def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path):
     (tmp_path / "logs").mkdir()
     port = free_port()
     config = job(2, 2, 2, logging={"prometheus": port})

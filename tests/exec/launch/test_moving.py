@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -185,7 +184,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("scenario", "is_sharded"), [parameter for rows in ROWS for parameter in rows])
-def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, launch: Run) -> None:
+def test_layers_move_and_no_bit_changes(scenario, is_sharded, launch):
     config = scenario.job(is_sharded)
     faults, steps = scenario.faults.split(), config.train.checkpoint_every
     result = launch(config, steps, *faults, observer=AwaitsLayout())
@@ -210,7 +209,7 @@ def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, la
 
 
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
-def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: int) -> None:
+def test_killed_re_routed_moved_re_joined_and_moved_back(launch, chunks):
     """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
     config = elastic(3, 2, chunks=chunks)
     struck = launch(config, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
@@ -231,7 +230,7 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: in
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: str) -> None:
+def test_differing_hosts_restore_a_state_from_before_a_move(launch, kind):
     """The flip at 13 shows before everything was replayed, so the initial state and layout are restored.
 
     No worker is fenced: layer 0 has two hosts in the present layout.
@@ -248,7 +247,7 @@ def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: s
 
 @pytest.mark.soak
 @CHUNKS
-def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path, chunks: int) -> None:
+def test_a_checkpoint_of_one_layout_is_read_into_another(launch, tmp_path, chunks):
     config = elastic(3, 2, chunks=chunks)
     own = plan(config, [Worker(1, 1)], seconds=3.0).schedule
     twice = launch(config, 2 * STEPS)
@@ -261,7 +260,7 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded: bool, launch: Run, tmp_path: Path) -> None:
+def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded, launch, tmp_path):
     """Layers move back at step 20, where a worker that sends some of them stalls."""
     config = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
     calm = launch(config, 20)

@@ -130,7 +130,7 @@ def start(network: Network, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
-def test_a_node_that_loses_power_comes_back(coordinates: bool, start: Start, launch: Run) -> None:
+def test_a_node_that_loses_power_comes_back(coordinates, start, launch):
     nodes = start(large, STEPS)
     victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
     nodes.power_off(victim)
@@ -147,7 +147,7 @@ def test_a_node_that_loses_power_comes_back(coordinates: bool, start: Start, lau
 @pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("seconds", [5, 30])
-def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: bool, start: Start, launch: Run) -> None:
+def test_a_node_that_is_cut_off_goes_and_comes_back(seconds, coordinates, start, launch):
     """For longer than it takes to be given up, and for longer than its agent and workers wait for etcd."""
     nodes = start(large, STEPS)
     victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
@@ -164,9 +164,7 @@ def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: b
 
 @pytest.mark.soak
 @pytest.mark.parametrize("harm", [LOSE, SLOW], ids=["loses", "slow"])
-def test_a_node_that_loses_a_fifth_of_its_packets_or_is_slow_for_ten_seconds_costs_no_loss(
-    harm: Callable[..., None], start: Start, launch: Run
-) -> None:
+def test_a_node_that_loses_a_fifth_of_its_packets_or_is_slow_for_ten_seconds_costs_no_loss(harm, start, launch):
     """Whether it is given up, with 20 kB/s each way, or not."""
     nodes = start(large, STEPS)
     victim = (nodes.cluster.coordinator() + 1) % 3

@@ -112,7 +112,7 @@ def leader() -> Iterator[Leader]:
     leader.hub.close()
 
 
-def test_agent_messages_count_after_its_hello(leader: Leader) -> None:
+def test_agent_messages_count_after_its_hello(leader):
     link = leader.agent(BATCH, Hello(1, "one"), BATCH)
     leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
     assert not leader.server.is_empty
@@ -127,7 +127,7 @@ def test_agent_messages_count_after_its_hello(leader: Leader) -> None:
     assert leader.server.is_empty
 
 
-def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
+def test_reconnected_agent_replaces_its_old_connection(leader):
     """It noticed first that the old one broke; what still comes there does not count, nor does its end."""
     old = leader.agent(Hello(1, "one"))
     leader.logs(("greet", 1, "one"))
@@ -144,9 +144,7 @@ def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
     assert new.read() == [Stop(4)]
 
 
-def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(leader, monkeypatch):
     monkeypatch.setattr("recycle.exec.launch.peers.HANDSHAKE_SECONDS", 0.3)
     stranger = socket.create_connection(leader.address)
 

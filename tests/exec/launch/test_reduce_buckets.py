@@ -10,7 +10,7 @@ from recycle.exec import run
 from recycle.job import PricedJob, price
 from recycle.runs.logs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
-from tests.exec.runs import Run, calm_run, figures, job, kinds
+from tests.exec.runs import calm_run, figures, job, kinds
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,7 @@ def gpt() -> PricedJob:
 
 @pytest.mark.process
 @pytest.mark.parametrize("transport", ["gloo", pytest.param(SIMULATED, marks=pytest.mark.soak)])
-def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
-    transport: str, gpt: PricedJob, launch: Run
-) -> None:
+def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(transport, gpt, launch):
     """The reduce phase strikes before the middle one of a stage's four sums, when peers have begun two."""
     section = msgspec.structs.replace(gpt.membership, transport=transport)
     cut = in_buckets(gpt.with_sections(membership=section), 4)
@@ -53,7 +51,7 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     assert sum(text.startswith("1REDUCE_BUCKET/") for text in texts) >= 3 * 3 * whole
 
 
-def test_explicit_reduces_of_a_schedule_override_the_jobs_buckets() -> None:
+def test_explicit_reduces_of_a_schedule_override_the_jobs_buckets():
     emulated = price(job(2, 1, 2))
     written = Schedule.from_text(
         emulated.shape,

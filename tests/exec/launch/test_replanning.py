@@ -93,7 +93,7 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
     return of_kind(run, "replanned")
 
 
-def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
+def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch, tmp_path):
     run = launch(
         emulated_job({**DRIFT, "drift_iterations": 4}),  # an unused worker is tried again after 16
         STEPS,
@@ -123,7 +123,7 @@ def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch:
     assert [line["step"] for line in run.metrics] == list(range(STEPS))
 
 
-def test_messages_leave_a_slow_link_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
+def test_messages_leave_a_slow_link_and_no_bit_changes(launch, tmp_path):
     """A message over the link takes as long as 4 instructions, and a micro-batch at a stage as long as 3."""
     described = emulated_job(DRIFT, link=0.8)
     run = launch(
@@ -156,7 +156,7 @@ def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
     return run.metrics[event["step"]]
 
 
-def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch: Run, tmp_path: Path) -> None:
+def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
     sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
     slow = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 1}, **sections)

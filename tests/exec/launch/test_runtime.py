@@ -96,7 +96,7 @@ def hello(node: int) -> Hello:
     return Hello(node, "session", [AgentProcess(f"{node}.0", 0, 0)])
 
 
-def test_unpersisted_decision_is_not_sent(make: Make) -> None:
+def test_unpersisted_decision_is_not_sent(make):
     """Another agent has the role by now."""
 
     def refuse(action: Persist) -> None:
@@ -110,7 +110,7 @@ def test_unpersisted_decision_is_not_sent(make: Make) -> None:
     assert peer.orders == [Propose(RECORD), Committed(3, COMMIT)]  # which was decided before
 
 
-def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> None:
+def test_register_is_written_on_the_condition_that_the_role_is_the_same():
     class Client:
         bodies: ClassVar[list[dict[str, Any]]] = []
 
@@ -128,7 +128,7 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> Non
         assert created_at("/recycle/run/role", 0) in Client.bodies[-1]["compare"]
 
 
-def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
+def test_connecting_agent_receives_standing_orders_and_keys(make):
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
     runtime.connect_agent(first, hello(0))
@@ -141,7 +141,7 @@ def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
     assert (first.orders[4:], second.orders[5:]) == ([Keys({"b": b"2"})], [])
 
 
-def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
+def test_node_has_one_agent_until_its_connection_is_gone(make):
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
     assert runtime.connect_agent(first, hello(0))
@@ -154,7 +154,7 @@ def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
     assert runtime.agents == {0: second}
 
 
-def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
+def test_order_goes_to_the_node_of_the_process(make):
     """The last leader had fenced worker 1.0."""
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, msgspec.structs.replace(RECORD, live=["0.0"]), RUNNING)
@@ -163,7 +163,7 @@ def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
     assert [order for order in second.orders if order not in first.orders] == [Kill("1.0", 0)]
 
 
-def test_drain_names_the_workers_and_says_why_one_stays(make: Make) -> None:
+def test_drain_names_the_workers_and_says_why_one_stays(make):
     runtime, answers = make(), list[Drained | Refused]()
     runtime.take_over(1, RECORD, RUNNING)
     for node in (0, 1):

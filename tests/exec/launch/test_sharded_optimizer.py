@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -78,9 +77,7 @@ def buckets(count: int, accumulation: str = "exact") -> dict[str, Any]:
         ),
     ],
 )
-def test_sharded_state_trains_to_the_bits_of_whole_state(
-    pipelines: int, ranks: int, copies: int, sections: dict[str, Any]
-) -> None:
+def test_sharded_state_trains_to_the_bits_of_whole_state(pipelines, ranks, copies, sections):
     config = job(pipelines, ranks, 2, **sections)
     schedule = (
         (zb_v if config.model.tied else interleaved)(config.shape) if config.shape.chunks > 1 else zb_h1(config.shape)
@@ -130,7 +127,7 @@ def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
         ),
     ],
 )
-def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
+def test_deaths_change_no_bit(faults, launch):
     result = launch(sharded(emulated()), FAULTY, *faults)
     require_as_calm(result, emulated(), launch)
     assert kinds(result).count("restored") == 0
@@ -142,7 +139,7 @@ def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
 
 
 @pytest.mark.process
-def test_last_hosts_own_all_shards_until_a_rejoin(launch: Run) -> None:
+def test_last_hosts_own_all_shards_until_a_rejoin(launch):
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     result = launch(sharded(emulated()), FAULTY, *faults)
     require_as_calm(result, emulated(), launch)
@@ -151,7 +148,7 @@ def test_last_hosts_own_all_shards_until_a_rejoin(launch: Run) -> None:
 
 
 @pytest.mark.process
-def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch: Run) -> None:
+def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
     """Of four hosts 0 and 2 have no shard in common."""
     config = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
     wanted, begun = launch(config, FAULTY), launch(config, FAULTY // 2)
@@ -167,7 +164,7 @@ def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch: Run) -
 
 
 @pytest.mark.process
-def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None:
+def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch):
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)
     assert begun.directory is not None
@@ -205,7 +202,7 @@ def read(config: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
+def test_tensor_ranks_shard_what_each_of_them_has(launch):
     config = in_tensor_ranks()
     wanted = launch(config, 6)
     sharded_run = launch(sharded(config), 6, "kill:1.0t1@3.reduce")
@@ -223,7 +220,7 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
         assert torch.equal(kept.whole(name, parameter.shape), other.whole(name, parameter.shape))
 
 
-def test_a_schedule_that_gathers_wants_such_a_job() -> None:
+def test_a_schedule_that_gathers_wants_such_a_job():
     config = job(2, 2, 2)
     with pytest.raises(ScheduleError, match="the schedule gathers parameters"):
         with_updates_of(replace(one_f_one_b(config.shape), gathers=True), config)
@@ -251,7 +248,7 @@ def in_pieces(config: PricedJob, copies: int) -> PricedJob:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.process
 @pytest.mark.slow
-def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision: str, launch: Run) -> None:
+def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision, launch):
     config = gpt(3, precision)
     result = launch(in_pieces(config, 2), COPY_STEPS, "kill:1.0@1.forward", "kill:0.0@12.step")
     require_as_calm(result, config, launch)
@@ -284,9 +281,7 @@ def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision:
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.soak)])
 @pytest.mark.process
 @pytest.mark.slow
-def test_death_of_source_or_target_restarts_the_copy_without_changing_bits(
-    precision: str, faults: Sequence[str], launch: Run
-) -> None:
+def test_death_of_source_or_target_restarts_the_copy_without_changing_bits(precision, faults, launch):
     config = gpt(4, precision)
     result = launch(in_pieces(config, 3), COPY_STEPS, *faults)
     require_as_calm(result, config, launch)

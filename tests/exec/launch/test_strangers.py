@@ -56,9 +56,7 @@ class _Frozen(Observer):
             os.kill(self._pid, signal.SIGCONT)
 
 
-def test_worker_declared_dead_changes_nothing_on_its_return(
-    slow: PricedJob, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_declared_dead_changes_nothing_on_its_return(slow, launch, tmp_path, monkeypatch):
     """The kill could not reach the process."""
     observer = _Frozen(tmp_path)
     kill = LocalProcesses.kill
@@ -105,7 +103,7 @@ class _Stranger(Observer):
             connection.close()
 
 
-def test_garbage_at_any_port_of_the_run_changes_nothing(slow: PricedJob, launch: Run, tmp_path: Path) -> None:
+def test_garbage_at_any_port_of_the_run_changes_nothing(slow, launch, tmp_path):
     stranger = _Stranger(tmp_path)
     run = launch(slow, STEPS, "kill:0.0@8", observer=stranger, directory=tmp_path)
     stranger.close()
@@ -115,7 +113,7 @@ def test_garbage_at_any_port_of_the_run_changes_nothing(slow: PricedJob, launch:
     assert [event["worker"] for event in of_kind(run, "detected")] == ["0.0"]
 
 
-def test_nothing_that_comes_over_the_network_is_unpickled() -> None:
+def test_nothing_that_comes_over_the_network_is_unpickled():
     forbidden = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
     calls = {"load", "broadcast_object_list", "all_gather_object", "recv_object_list", "gather_object", "rpc_sync"}
     for path in (Path(recycle.__file__).parent / "exec").rglob("*.py"):

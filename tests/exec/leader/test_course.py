@@ -51,7 +51,7 @@ def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, i
     return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
 
 
-def test_run_fails_when_nodes_or_workers_are_late() -> None:
+def test_run_fails_when_nodes_or_workers_are_late():
     driver = begun(is_connected=False)
     with pytest.raises(RunError, match=r"agents of nodes 0 were not ready within 8 s .*; see the logs"):
         driver.count_time(START_DEADLINE + 1)
@@ -61,7 +61,7 @@ def test_run_fails_when_nodes_or_workers_are_late() -> None:
         driver.count_time(START_DEADLINE + 1)
 
 
-def test_job_that_a_worker_refuses_is_an_error_of_the_job() -> None:
+def test_job_that_a_worker_refuses_is_an_error_of_the_job():
     driver = begun()
     driver.starts_up = False
     driver.tick()
@@ -70,7 +70,7 @@ def test_job_that_a_worker_refuses_is_an_error_of_the_job() -> None:
         driver.tick()
 
 
-def test_resumed_run_starts_its_workers_from_the_checkpoint() -> None:
+def test_resumed_run_starts_its_workers_from_the_checkpoint():
     driver = begun(Begin(checkpoint=STORED, generation=5, kept=frozenset({3})))
     assert driver.events("restored") == [
         {"step": 4, "checkpoint": "step-00000003", "live": ["0.0", "0.1", "1.0", "1.1"]}
@@ -83,7 +83,7 @@ def test_resumed_run_starts_its_workers_from_the_checkpoint() -> None:
     assert [action.line["step"] for action in driver.of_kind(Line)] == [4]
 
 
-def test_evaluation_that_a_checkpoint_leaves_is_made_up_for() -> None:
+def test_evaluation_that_a_checkpoint_leaves_is_made_up_for():
     evaluate = Commit(3, 1.5, 0.25, 1.0, evaluate=True)
     small = job(2, 2, 2, eval={"every": 4})
     due = LeaderDriver(small, begin=Begin(checkpoint=StoredCheckpoint(3, evaluate, has_metrics=False)))
@@ -104,7 +104,7 @@ def lost(driver: LeaderDriver) -> None:
     driver.tick()
 
 
-def test_lost_stage_restores_the_newest_checkpoint() -> None:
+def test_lost_stage_restores_the_newest_checkpoint():
     driver = begun()
     driver.checkpoint = STORED
     lost(driver)
@@ -122,7 +122,7 @@ def test_lost_stage_restores_the_newest_checkpoint() -> None:
     assert [action.line["step"] for action in driver.of_kind(Line)] == [0, 1, 2, 3, 4, 4]
 
 
-def test_run_fails_when_too_few_workers_are_left() -> None:
+def test_run_fails_when_too_few_workers_are_left():
     driver = LeaderDriver(job(1, 2, 2, membership=LIMITS))
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -134,7 +134,7 @@ def test_run_fails_when_too_few_workers_are_left() -> None:
         driver.count_time(2)
 
 
-def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
+def test_nodes_that_may_return_are_waited_for_until_a_deadline():
     driver = begun(restarts=1)
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -156,9 +156,7 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
         (["ValueError: 5", ""], 0, STAGE_LOST),
     ],
 )
-def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
-    ends: list[str], commits: int, exit_code: int
-) -> None:
+def test_script_that_fails_alike_at_once_is_not_to_be_started_again(ends, commits, exit_code):
     driver = begun(script_restarts=0)
     driver.start_and_form()
     for _ in range(commits):
@@ -173,7 +171,7 @@ def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
     assert raised.value.exit_code == exit_code
 
 
-def test_workers_that_cannot_be_ended_fail_the_run() -> None:
+def test_workers_that_cannot_be_ended_fail_the_run():
     driver = begun()
     driver.kills = False
     lost(driver)
@@ -181,7 +179,7 @@ def test_workers_that_cannot_be_ended_fail_the_run() -> None:
         driver.count_time(REJOIN_DEADLINE + 1)
 
 
-def test_restore_waits_for_a_checkpoint_in_completion() -> None:
+def test_restore_waits_for_a_checkpoint_in_completion():
     driver = LeaderDriver(job(2, 2, 2, membership=LIMITS, train={"checkpoint_every": 5}))
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -226,7 +224,7 @@ def save_parts(driver: LeaderDriver) -> None:
     driver.tick()
 
 
-def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> None:
+def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run():
     driver = finished()
     for name in ("0.1", "1.0"):
         leave_state(driver, name)
@@ -238,7 +236,7 @@ def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> 
     assert [finish.digests for finish in driver.of_kind(Finish)] == [{"0.1": {1: "same"}, "1.0": {0: "same"}}]
 
 
-def test_final_states_that_differ_are_an_event() -> None:
+def test_final_states_that_differ_are_an_event():
     driver = finished()
     for name in driver.record.live:
         leave_state(driver, name, "other" if name == "1.1" else "same")
@@ -248,7 +246,7 @@ def test_final_states_that_differ_are_an_event() -> None:
     assert len(driver.of_kind(Finish)) == 1
 
 
-def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
+def test_final_states_that_differ_fail_a_run_that_compares_states():
     driver = finished(integrity={"digests": 1})
     leave = [name for name in driver.record.live if name != "1.1"]
     for name in leave:
@@ -262,7 +260,7 @@ def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
     assert driver.of_kind(Finish) == []
 
 
-def test_early_end_falls_back_to_the_committed_step() -> None:
+def test_early_end_falls_back_to_the_committed_step():
     driver = running(steps=9)
     driver.report()
     driver.take(EndEarly())
@@ -270,7 +268,6 @@ def test_early_end_falls_back_to_the_committed_step() -> None:
     assert driver.phase is Phase.RUNNING
     driver.count_time(2)
     assert (driver.phase, driver.record.generation) == (Phase.FINISHED, 2)
-    assert driver.record.commit is not None
     assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)
     for name in driver.record.live:
         leave_state(driver, name)
@@ -279,7 +276,7 @@ def test_early_end_falls_back_to_the_committed_step() -> None:
     assert driver.events("stopped") == [{"step": 0, "checkpoint": "step-00000000"}]
 
 
-def test_early_end_before_the_first_iteration_needs_no_checkpoint() -> None:
+def test_early_end_before_the_first_iteration_needs_no_checkpoint():
     driver = LeaderDriver(job(2, 2, 2, membership=ENDING))
     driver.tick()
     driver.take(EndEarly())

@@ -41,7 +41,7 @@ def on_two_nodes(**run: Any) -> LeaderDriver:
     return driver
 
 
-def test_pause_of_the_leader_does_not_count_against_agents() -> None:
+def test_pause_of_the_leader_does_not_count_against_agents():
     driver = on_two_nodes()
     driver.disconnect(1)
     driver.tick(100.0)
@@ -49,7 +49,7 @@ def test_pause_of_the_leader_does_not_count_against_agents() -> None:
     assert driver.detected == []
 
 
-def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return() -> None:
+def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return():
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
     driver.count_time(4)
@@ -66,7 +66,7 @@ def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return() -> No
     assert (driver.record.generation, len(driver.record.live)) == (3, 6)
 
 
-def test_process_fenced_during_its_agents_absence_does_not_join() -> None:
+def test_process_fenced_during_its_agents_absence_does_not_join():
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
     driver.say("1.0", CutOff("1.1"))
@@ -84,7 +84,7 @@ def test_process_fenced_during_its_agents_absence_does_not_join() -> None:
     assert driver.ordered(Start)[-1].incarnation == 1
 
 
-def test_process_whose_start_did_not_arrive_is_started_again() -> None:
+def test_process_whose_start_did_not_arrive_is_started_again():
     """The order was under way when the connection broke."""
     driver = on_two_nodes(restarts=9)
     driver.end(Worker(1, 1), KILLED)
@@ -99,7 +99,7 @@ def test_process_whose_start_did_not_arrive_is_started_again() -> None:
     assert driver.ordered(Start)[-1].incarnation == 2
 
 
-def test_rejoin_started_by_the_last_leader_joins() -> None:
+def test_rejoin_started_by_the_last_leader_joins():
     before = msgspec.structs.replace(record(), live=["0.0"], roles={"0.0": "0.0"})
     back = [PlannedFault("rejoin:1.0@6", Worker(1, 0), 6, strikes=False)]
     driver = follow(before, "running", faults=back, is_connected=False)
@@ -112,7 +112,7 @@ def test_rejoin_started_by_the_last_leader_joins() -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool) -> None:
+def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new):
     before = msgspec.structs.replace(record(), live=["0.0"], roles={"0.0": "0.0"})
     cursor = cursor_of(before, "running", released={"1.0": 1}, gone={"1.0": 0})
     driver = follow(before, cursor=cursor, restarts=3, homes={Worker(0, 0): 0, Worker(1, 0): 1}, is_connected=False)
@@ -124,7 +124,7 @@ def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool)
 
 
 @pytest.mark.parametrize(("startable", "place"), [("0.0 0.1 2.0 2.1", "2.1"), ("0.0 0.1 2.0", "2.0")])
-def test_position_without_a_node_borrows_a_place_away_from_its_peers(startable: str, place: str) -> None:
+def test_position_without_a_node_borrows_a_place_away_from_its_peers(startable, place):
     nodes = {"0.0": 0, "2.0": 0, "0.1": 1, "1.1": 1, "1.0": 2, "2.1": 2}
     homes = {Worker.parse(worker): node for worker, node in nodes.items()}
     run = Membership(run_of(job(3, 2, 2), homes=homes), 0.0)
@@ -160,7 +160,7 @@ def refused(driver: LeaderDriver) -> list[Worker]:
     return [Worker.parse(refusal.worker) for refusal in driver.of_kind(Refused)]
 
 
-def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: LeaderDriver) -> None:
+def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver):
     tell(driver)
     assert refused(driver) == []
     assert driver.told(Leave) == []
@@ -179,7 +179,7 @@ def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: Leade
     )
 
 
-def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) -> None:
+def test_worker_that_may_leave_and_does_not_end_is_killed(driver):
     tell(driver)
     driver.report()
     driver.count_time(END_SECONDS - 1)
@@ -189,7 +189,7 @@ def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) 
     assert (driver.detected, [event["worker"] for event in driver.events("drained")]) == ([], ["1.1"])
 
 
-def test_worker_that_cannot_leave_before_its_deadline_dies(driver: LeaderDriver) -> None:
+def test_worker_that_cannot_leave_before_its_deadline_dies(driver):
     tell(driver, seconds=2.0)
     driver.count_time(1.5)
     assert driver.detected == []
@@ -198,7 +198,7 @@ def test_worker_that_cannot_leave_before_its_deadline_dies(driver: LeaderDriver)
     assert (driver.killed, driver.events("drained")) == ([LEAVER], [])
 
 
-def test_training_continues_until_a_plan_without_the_worker_exists(driver: LeaderDriver) -> None:
+def test_training_continues_until_a_plan_without_the_worker_exists(driver):
     planner, driver.plan = driver.plan, lambda question: None
     tell(driver)
     driver.report()
@@ -210,7 +210,7 @@ def test_training_continues_until_a_plan_without_the_worker_exists(driver: Leade
     assert (driver.record.committed, driver.told(Leave)) == (2, [Leave("1.1", 0)])
 
 
-def test_last_host_of_a_stage_stays(driver: LeaderDriver) -> None:
+def test_last_host_of_a_stage_stays(driver):
     tell(driver, [Worker(pipeline, 1) for pipeline in range(3)])
     assert refused(driver) == [Worker(2, 1)]
     assert driver.of_kind(Refused)[0].why in driver.events("warning")[-1]["message"]
@@ -218,7 +218,7 @@ def test_last_host_of_a_stage_stays(driver: LeaderDriver) -> None:
     assert driver.told(Leave) == [Leave("0.1", 0), Leave("1.1", 0)]
 
 
-def test_process_that_was_started_since_stays() -> None:
+def test_process_that_was_started_since_stays():
     driver = LeaderDriver(job(3, 2, 2), restarts=1)
     driver.start_and_form()
     driver.end(LEAVER, KILLED)
@@ -234,7 +234,7 @@ def test_process_that_was_started_since_stays() -> None:
     assert driver.told(Leave) == [Leave("1.1", 1)]
 
 
-def test_worker_that_was_killed_at_its_deadline_is_not_started_again() -> None:
+def test_worker_that_was_killed_at_its_deadline_is_not_started_again():
     driver = LeaderDriver(job(3, 2, 2), restarts=3)
     driver.start_and_form()
     tell(driver, seconds=2.0)

@@ -93,7 +93,7 @@ def known(state: MemberState) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ["0.0", "1.1"])
-def test_late_process_learns_what_the_others_know(name: str) -> None:
+def test_late_process_learns_what_the_others_know(name):
     standing, member, count = StandingOrders(), MemberState(name, 0), 0
     for message in (action.message for action in history().actions if isinstance(action, Tell)):
         standing.take(message)
@@ -110,7 +110,7 @@ def test_late_process_learns_what_the_others_know(name: str) -> None:
     assert member.may_leave == (name == "1.1")
 
 
-def test_process_takes_nothing_that_concerns_another_generation() -> None:
+def test_process_takes_nothing_that_concerns_another_generation():
     member, commit = MemberState("0.0", 0), Commit(0, 1.0, 1.0, 1.0)
     member.take(Propose(GenerationRecord(2, ["0.0"], {"0.0": "0.0"}, "plan")))
     assert member.begin() is not None
@@ -171,7 +171,7 @@ def decide_no_more(driver: LeaderDriver) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
+def test_next_leader_commits_what_was_reported_to_the_last(step):
     driver = LeaderDriver(SMALL, 4)
     agent = Agent(driver)
     driver.start_and_form()
@@ -208,7 +208,7 @@ def node() -> Node:
     return Node()
 
 
-def test_report_is_remembered_until_its_step_is_passed_and_an_evaluation_stands_beside_it(node: Node) -> None:
+def test_report_is_remembered_until_its_step_is_passed_and_an_evaluation_stands_beside_it(node):
     reports = [StepReport(step, Report({0: [1.0]}, None)) for step in (3, 4, 5)]
     evaluation = StepReport(4, EvaluationReport([1.0], [2.0]))
     node.says(*reports, evaluation, generation=4)
@@ -218,7 +218,7 @@ def test_report_is_remembered_until_its_step_is_passed_and_an_evaluation_stands_
     assert node.remembered() == [reports[2]]
 
 
-def test_reports_of_an_ended_process_count_but_not_its_ready_or_leaving(node: Node) -> None:
+def test_reports_of_an_ended_process_count_but_not_its_ready_or_leaving(node):
     part = SavedPart(3, 0, 0, Saved())
     for member in ("0.0", "0.1"):
         node.says(Ready(0), Leaving(0), part, FinalState({0: "aa"}), member=member)
@@ -252,9 +252,7 @@ def everything(received: ReceivedMessages) -> list[object]:
 
 
 @pytest.mark.parametrize(("member", "generation"), [("0.0", 2), ("0.0", 4), ("0.0", 0), ("1.0", 3), ("0.0t2", 3)])
-def test_messages_of_other_generations_and_processes_count_for_nothing(
-    received: ReceivedMessages, member: str, generation: int
-) -> None:
+def test_messages_of_other_generations_and_processes_count_for_nothing(received, member, generation):
     for message in SAID:
         received.take(FromWorker(member, message, generation))
         received.take(FromWorker("0.0t1" if isinstance(message, StepReport) else member, message, generation))

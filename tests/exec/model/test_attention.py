@@ -34,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_gradients_equal_those_of_megatron_cores_layers(name: str) -> None:
+def test_gradients_equal_those_of_megatron_cores_layers(name):
     """With its core attention, positions and masks; two stages with unequal numbers of layers."""
     row = dict(ROWS[name])
     data, config = row.pop("data", {}), row.pop("config", {}) | {"num_query_groups": 2}
@@ -71,7 +71,7 @@ def test_gradients_equal_those_of_megatron_cores_layers(name: str) -> None:
         torch.testing.assert_close(gradients[key], gradient, rtol=1e-4, atol=1e-6, msg=key)
 
 
-def test_fields_change_the_loss() -> None:
+def test_fields_change_the_loss():
     """So that a field that both sides ignore is found."""
     losses = set()
     for row in ({}, *ROWS.values()):
@@ -88,7 +88,7 @@ def test_fields_change_the_loss() -> None:
     assert len(losses) == len(ROWS) + 1
 
 
-def test_stages_between_the_ends_read_masks() -> None:
+def test_stages_between_the_ends_read_masks():
     jobs = [small_job(ranks=ranks, micro_batches=2, model={"sequence": 16}, data=PACKED) for ranks in (1, 4)]
     assert len({run_pipelines([build_pipeline(job)], 0, 2) for job in jobs}) == 1
 
@@ -101,6 +101,6 @@ def unmasked(job: Any) -> Any:
 
 
 @pytest.mark.parametrize("window", [[3, 1], [-1, 0], [3]])
-def test_windows_that_are_not_causal_are_refused(window: list[int]) -> None:
+def test_windows_that_are_not_causal_are_refused(window):
     with pytest.raises(JobError, match=r"^\[model.config\] window_size: "):
         transformer_config(small_job(model={"config": {"window_size": window}}))

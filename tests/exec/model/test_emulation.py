@@ -27,7 +27,7 @@ def pipeline() -> list[EmulatedStage]:
     return stages
 
 
-def test_sum_of_all_hosts_contains_each_micro_batch_once() -> None:
+def test_sum_of_all_hosts_contains_each_micro_batch_once():
     pipelines = [pipeline() for _ in range(3)]
     for home, stages in enumerate(pipelines):
         batches = micro_batches(home, 4)
@@ -41,7 +41,7 @@ def test_sum_of_all_hosts_contains_each_micro_batch_once() -> None:
     assert len({stages[1].loss_sum() for stages in pipelines}) == 3
 
 
-def test_weight_gradients_are_added_in_w_in_any_order() -> None:
+def test_weight_gradients_are_added_in_w_in_any_order():
     whole, deferred = pipeline(), pipeline()
     batches = micro_batches(0, 4)
     execute((stage, one_f_one_b(stage.index, 2, batches)) for stage in whole)
@@ -59,7 +59,7 @@ def test_weight_gradients_are_added_in_w_in_any_order() -> None:
         assert whole_stage.digests() == deferred_stage.digests() != host(whole_stage.index).digests()
 
 
-def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
+def test_a_message_for_another_micro_batch_stage_or_step_is_refused():
     first, second = pipeline()
     activation = first.forward(MicroBatch(0, 0), None)
     with pytest.raises(RunError, match=r"stage 1, iteration 7: F of .* 0\.1: got a message that is not stage 0's"):
@@ -73,7 +73,7 @@ def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
         first.backward(MicroBatch(0, 0), activation)
 
 
-def test_time_and_bytes_are_the_profiles() -> None:
+def test_time_and_bytes_are_the_profiles():
     profile = Profile([9.0, 2.0], backward_input=3.0, backward_weight=5.0, message=4096.0, activation=[1.0, 50.0])
     stage = EmulatedStage(JOB, 1, profile, scale=0.01)
     first = EmulatedStage(JOB, 0, profile, scale=0.0)

@@ -78,7 +78,7 @@ def sharpened(stages: list[MegatronStage]) -> None:
                 parameter.mul_(scale).add_(noise if parameter.dim() == 1 or "router" in name else 0.0)
 
 
-def test_auxiliary_loss_follows_the_paper() -> None:
+def test_auxiliary_loss_follows_the_paper():
     """Switch Transformers, arXiv 2101.03961, equations 4 to 6, with k choices per token: it moves the router alone."""
     coefficient, results = 0.5, []
     for value in (0.0, coefficient):
@@ -101,7 +101,7 @@ def test_auxiliary_loss_follows_the_paper() -> None:
     torch.testing.assert_close(results[1][1][name] - results[0][1][name], router.grad, rtol=1e-3, atol=1e-7)
 
 
-def test_expert_bias_follows_the_loads_of_all_micro_batches() -> None:
+def test_expert_bias_follows_the_loads_of_all_micro_batches():
     """megatron-core's rule: rate times the sign of (mean load - load), after each iteration."""
     stages, loads = build_pipeline(family_job(MODELS["expert bias"], ranks=1)), []
     router = stages[0]._part.module.decoder.layers[0].mlp.router
@@ -117,7 +117,7 @@ def test_expert_bias_follows_the_loads_of_all_micro_batches() -> None:
     assert expected.abs().sum() > 0
 
 
-def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:
+def test_weights_are_drawn_with_the_deviations_of_the_config():
     config = {"init_method_std": 0.1, "embedding_init_method_std": 0.3}
     weights = build_pipeline(family_job({"layers": 2, "hidden": 64, "config": config}, ranks=1))[0].parameters
     layer, residual = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight"
@@ -126,7 +126,7 @@ def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama 3.1", "qwen 3", "expert bias"])
-def test_matrices_in_one_parameter_are_marked(name: str) -> None:
+def test_matrices_in_one_parameter_are_marked(name):
     """With the widths of 4 heads, and of as many groups of keys and values as the model has."""
     config, widths = MODELS[name]["config"], Counter[Any]()
     for stage in build_pipeline(family_job(MODELS[name])):
@@ -144,9 +144,7 @@ def test_matrices_in_one_parameter_are_marked(name: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "qwen 3", "expert bias"])
-def test_fused_operations_have_the_bits_of_megatrons(
-    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_operations_have_the_bits_of_megatrons(name, precision, monkeypatch):
     tested_job = family_job(MODELS[name], train={"precision": precision, "accumulation": "fast"}, micro_batches=1)
     fused = iterate(tested_job)
     monkeypatch.setattr(gpt, "fuse", lambda part: None)
@@ -218,9 +216,7 @@ def gradients(job: Job) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 @pytest.mark.parametrize(
     "model", [{"kind": "gpt"}, MODELS["llama"], MODELS["mixtral"]], ids=["gpt", "llama", "mixtral"]
 )
-def test_engine_layers_delay_weight_gradients_with_the_same_bits(
-    model: dict[str, Any],
-) -> None:
+def test_engine_layers_delay_weight_gradients_with_the_same_bits(model):
     (own_gradients, _), (engine_gradients, halves) = gradients(family_job(model)), gradients(family_job(asked(model)))
     assert differing(own_gradients, engine_gradients) == []
     linear = {name for name in halves if ".linear_" in name and name.endswith("weight")}
@@ -229,14 +225,14 @@ def test_engine_layers_delay_weight_gradients_with_the_same_bits(
 
 
 @pytest.mark.usefixtures("installed")
-def test_engine_replaces_all_layers_except_the_head() -> None:
+def test_engine_replaces_all_layers_except_the_head():
     stages = build_pipeline(family_job(asked(MODELS["qwen 3"])))
     kinds = [type(module).__name__ for stage in stages for module in stage._part.module.modules()]
     assert kinds.count("Linear") == 4 * 4
     assert kinds.count("ColumnParallelLinear") == 1
 
 
-def test_missing_engine_is_refused() -> None:
+def test_missing_engine_is_refused():
     with pytest.raises(
         JobError, match=r'^\[model.config\] transformer_impl = "transformer_engine": Transformer Engine is'
     ):
@@ -244,7 +240,7 @@ def test_missing_engine_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_engine_with_tensor_ranks_and_other_implementations_are_refused() -> None:
+def test_engine_with_tensor_ranks_and_other_implementations_are_refused():
     with pytest.raises(JobError, match=r"cannot be used with \[shape\] tensor_parallel > 1; write \"local\"$"):
         transformer_config(family_job(asked({}), tensor_parallel=2))
     with pytest.raises(JobError, match=r"transformer_impl: 'inference_optimized' is none of auto, local, t"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from recycle.exec import run
 from recycle.ir.families import one_f_one_b
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines
 from tests.exec.model.test_families import MODELS, family_job
-from tests.exec.runs import Run, assert_same_training, job, kinds
+from tests.exec.runs import assert_same_training, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 
 pytestmark = pytest.mark.process
@@ -76,9 +75,7 @@ SOAK = pytest.mark.soak
         pytest.param("mixtral, experts shared", "stepped", 2, marks=SOAK),
     ],
 )
-def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(
-    launch: Run, name: str, phase: str, ranks: int
-) -> None:
+def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(launch, name, phase, ranks):
     family, _, is_shared = name.partition(", ")
     tested_job = run_job(FAMILIES[family], ranks, "expert" if is_shared else "")
     struck = launch(tested_job, STEPS, *struck_by(phase, "1.1" if ranks == 1 else "1.1t1"))
@@ -115,9 +112,7 @@ def pair() -> Iterator[TensorWorkers]:
         ("llama", {"recompute": "layers"}, "sequence"),
     ],
 )
-def test_two_tensor_ranks_have_the_gradients_of_one(
-    pair: TensorWorkers, name: str, keys: dict[str, Any], shared: str
-) -> None:
+def test_two_tensor_ranks_have_the_gradients_of_one(pair, name, keys, shared):
     tested_job = family_job(FAMILIES[name] | keys)
     stages = build_pipeline(tested_job)
     loss = run_pipelines([stages], 0, tested_job.shape.micro_batches)
@@ -136,7 +131,7 @@ def test_two_tensor_ranks_have_the_gradients_of_one(
     assert [part.report.norms for part in parts] == [part.report.norms for part in apart]
 
 
-def test_run_resumes_with_and_without_shared_experts(launch: Run, tmp_path: Path) -> None:
+def test_run_resumes_with_and_without_shared_experts(launch, tmp_path):
     """Checkpoints are the same for any distribution of experts, moments and step counts included."""
     model, directory = FAMILIES["mixtral"], tmp_path / "run"
     for steps, tested_job in ((2, run_job(model, 2, "expert")), (4, run_job(model)), (5, run_job(model, 2, "expert"))):

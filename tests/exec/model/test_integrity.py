@@ -73,7 +73,7 @@ def sums(stages: list[Stage]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", MANY)
-def test_replay_gives_the_same_checksums_and_keeps_no_state(name: str, split: bool) -> None:
+def test_replay_gives_the_same_checksums_and_keeps_no_state(name, split):
     tested_job = job(2, 2, 2, **MODELS[name])
     home, peer, alone = pipeline(tested_job), pipeline(tested_job), pipeline(tested_job)
     for stage in home:
@@ -97,7 +97,7 @@ def test_replay_gives_the_same_checksums_and_keeps_no_state(name: str, split: bo
 @pytest.mark.parametrize("name", ["emulated", "gpt"])
 @pytest.mark.parametrize("target", ["activation", "input", "kernel"])
 @pytest.mark.parametrize("stage", [0, 1])
-def test_flip_on_one_host_shows_in_the_comparison(name: str, target: str, stage: int) -> None:
+def test_flip_on_one_host_shows_in_the_comparison(name, target, stage):
     """A flip of the input is made on the way into the forward, as in memory of the host that runs it."""
     tested_job = job(2, 2, 2, **MODELS[name])
     for struck in (0, 1):
@@ -158,7 +158,7 @@ def first_difference(first: list[Any], second: list[Any]) -> int | None:
         ),
     ],
 )
-def test_flip_shows_in_loss_and_state(name: str, stage: int) -> None:
+def test_flip_shows_in_loss_and_state(name, stage):
     tested_job = job(1, 2, 2, **MODELS[name])
     calm = trained_struck(tested_job)
     assert trained_struck(tested_job) == calm
@@ -178,7 +178,7 @@ def test_flip_shows_in_loss_and_state(name: str, stage: int) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 256, 257, 300])
-def test_flipped_token_is_another_token_of_the_vocabulary(vocabulary: int) -> None:
+def test_flipped_token_is_another_token_of_the_vocabulary(vocabulary):
     for first in {0, 1, vocabulary // 2, vocabulary - 1}:
         tokens = torch.tensor([[first, 1]])
         for bit in range(12):
@@ -198,7 +198,7 @@ def words_of(count: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (count,), generator=generator, dtype=torch.int64).to(torch.int32)
 
 
-def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch):
     words = words_of(1000)
     expected = Checksum(
         sum(words.tolist()) % (1 << 64), sum(place * word for place, word in enumerate(words.tolist())) % (1 << 64)
@@ -208,7 +208,7 @@ def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch: pytest.
     assert checksum_of([words[:1], words[:0], words[1:400].view(torch.float32), words[400:]]) == expected
 
 
-def test_single_differing_bit_is_located() -> None:
+def test_single_differing_bit_is_located():
     draw, words = random.Random(3), words_of(5000)
     right = checksum_of([words])
     for bit in range(32):
@@ -219,7 +219,7 @@ def test_single_differing_bit_is_located() -> None:
         assert differing_bit(right, checksum_of([wrong])) == BitPlace(place, bit)
 
 
-def test_difference_of_several_bits_is_not_explained_by_one() -> None:
+def test_difference_of_several_bits_is_not_explained_by_one():
     words = words_of(100)
     right = checksum_of([words])
     assert differing_bit(right, right) is None
@@ -235,7 +235,7 @@ def test_difference_of_several_bits_is_not_explained_by_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_differing_bit_of_a_state_is_named_by_tensor(precision: str) -> None:
+def test_differing_bit_of_a_state_is_named_by_tensor(precision):
     tested_job = job(1, 2, 2, kind="gpt", train={"precision": precision})
     stage = build_stages(tested_job, [1], CPU)[1]
     state = stage.state_tensors()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +28,7 @@ STILL = {"accumulation": "fast", "learning_rate": 1e-30, "clip": 1e9}
 @pytest.mark.process
 @pytest.mark.parametrize("pipelines", [1, 2])
 @pytest.mark.parametrize("reads_samples", [False, True], ids=["random tokens", "megatron's samples"])
-def test_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(
-    pipelines: int, reads_samples: bool, megatron: MegatronReference, tmp_path: Path
-) -> None:
+def test_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(pipelines, reads_samples, megatron, tmp_path):
     data = {}
     if reads_samples:
         prefix = written(tmp_path / "corpus", 2000, seed=3, end=255)

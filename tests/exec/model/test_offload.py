@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ BATCH = MicroBatch(0, 0)
     ],
     ids=str,
 )
-def test_training_has_the_same_bits_with_and_without_offloads(model: dict[str, Any]) -> None:
+def test_training_has_the_same_bits_with_and_without_offloads(model):
     job = small_job(ranks=2, micro_batches=4, model=model)
     own = drawn_by_name if "dropout" in model else None
     plain, moved = (run(Schedule.from_text(job.shape, text), job, steps=2, model=own) for text in (PLAIN, MOVED))
@@ -47,14 +46,14 @@ def test_training_has_the_same_bits_with_and_without_offloads(model: dict[str, A
     assert plain.digests == moved.digests
 
 
-def test_what_needs_a_copy_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_a_copy_waits_for_it(monkeypatch):
     job = small_job(ranks=2, micro_batches=4)
     plain = run(Schedule.from_text(job.shape, PLAIN), job, steps=2)
     monkeypatch.setattr("recycle.exec.model.offload.copy_stream_of", lambda device: LatestCopies(()))
     assert run(Schedule.from_text(job.shape, MOVED), job, steps=2).digests == plain.digests
 
 
-def test_an_offload_frees_what_the_forward_saved() -> None:
+def test_an_offload_frees_what_the_forward_saved():
     stage = build_pipeline(small_job())[0]
     stage.begin_iteration(0)
     stage.forward(MicroBatch(0, 1), None)
@@ -68,7 +67,7 @@ def test_an_offload_frees_what_the_forward_saved() -> None:
     assert returned.kept == 0, "each copy on the host is freed for one on the device, which is the same memory here"
 
 
-def test_an_emulated_copy_begins_after_its_forward_and_the_backward_waits_for_its_return() -> None:
+def test_an_emulated_copy_begins_after_its_forward_and_the_backward_waits_for_its_return():
     stage: Stage = EmulatedStage(small_job(ranks=1), 0, Profile(0.0, 0.0, 0.0, host_bandwidth=20.0))
     stage.begin_iteration(0)
     began = time.monotonic()

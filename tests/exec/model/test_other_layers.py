@@ -89,7 +89,7 @@ CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("has_entry", [True, False])
-def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) -> None:
+def test_matrix_products_run_in_w_and_others_in_i(case, has_entry):
     model, early, late = CASES[case]
 
     def inputs() -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) ->
             torch.testing.assert_close(split_up[1][name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_graph_is_freed_between_i_and_w() -> None:
+def test_graph_is_freed_between_i_and_w():
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     gradients = Gradients()
     store = WeightGradientStore(gradients)
@@ -234,7 +234,7 @@ def pipeline(job: Job, kind: type[Stack] = Stack) -> list[MegatronStage]:
         (Delayed, "bf16", "layers"),
     ],
 )
-def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precision: str, recompute: str) -> None:
+def test_i_and_deferred_w_in_any_order_equal_whole_b(kind, precision, recompute):
     job = small_job(model={"recompute": recompute}, train={"precision": precision})
     whole, deferred = pipeline(job, kind), pipeline(job, kind)
     run_pipelines([whole], 5, 4)
@@ -254,6 +254,6 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     )
 
 
-def test_layer_with_its_own_gradient_buffer_is_refused() -> None:
+def test_layer_with_its_own_gradient_buffer_is_refused():
     with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to its own buffer"):
         pipeline(small_job(), FusedStack)

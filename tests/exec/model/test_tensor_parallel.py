@@ -22,7 +22,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
-from tests.exec.runs import Run, deaths, figures, job, kinds, live_workers, of_kind, only
+from tests.exec.runs import deaths, figures, job, kinds, live_workers, of_kind, only
 
 STEPS = 5
 
@@ -59,9 +59,7 @@ def assert_same_bits(result: RunResult, reference: RunResult) -> None:
     assert result.digests == reference.digests
 
 
-def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
+def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(healthy, runs, tmp_path):
     tested_job = gpt(train={"checkpoint_every": 3})
     result = runs(tested_job, tmp_path / "run", "kill:1.1t1@1", "rejoin:1.1@3", "kill:0.0@3")
     assert_same_bits(
@@ -85,7 +83,7 @@ def interrupted(healthy: RunResult, directory: Path) -> Path:
     return directory
 
 
-def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_bits(healthy, runs, tmp_path):
     directory = interrupted(healthy, tmp_path / "run")
     result = runs(gpt(train={"checkpoint_every": 3}), directory, resume=True)
     assert "restored" in kinds(result)
@@ -95,7 +93,7 @@ def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: 
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
-def test_hung_tensor_rank_is_detected(launch: Run) -> None:
+def test_hung_tensor_rank_is_detected(launch):
     tested_job = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
     reference = launch(job(2, 2, 2), STEPS)
     result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
@@ -130,7 +128,7 @@ SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
         (3, EXPERTS, {"kind": "mixtral"}, r"num_moe_experts: 8 is not divisible by tensor_parallel = 3"),
     ],
 )
-def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_indivisible_model_is_refused(ranks, shape, model, message):
     with pytest.raises(JobError, match=message):
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
@@ -183,9 +181,7 @@ def addends(size: int, *shape: int) -> list[torch.Tensor]:
         (2, 10, dist.ReduceOp.AVG, lambda first, second: (first + second) / 2),
     ],
 )
-def test_all_reduce_combines_in_the_order_of_ranks(
-    size: int, rows: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
-) -> None:
+def test_all_reduce_combines_in_the_order_of_ranks(size, rows, operation, combine, is_async):
     given, exchanges = [each.t() for each in addends(size, 7, rows)], Exchanges(size)  # not contiguous
 
     def all_reduce(rank: int, group: TensorGroup) -> torch.Tensor:
@@ -203,7 +199,7 @@ def test_all_reduce_combines_in_the_order_of_ranks(
     assert exchanges.moved == [small if rows == 10 or size == 2 else 2 * (size - 1) * padded // size] * size
 
 
-def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None:
+def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring():
     size = 4
     given, exchanges = addends(size, 8, 3, 5), Exchanges(size)
     scattered = exchanges.run(lambda rank, group: begin_reduce_scatter(given[rank], group)())
@@ -214,7 +210,7 @@ def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None
     assert exchanges.moved == [2 * (size - 1) * 2 * 15] * size
 
 
-def test_each_rank_gets_the_rows_that_are_for_it() -> None:
+def test_each_rank_gets_the_rows_that_are_for_it():
     rows = [[1, 2, 0], [0, 3, 1], [2, 0, 0]]  # of a rank, for each rank
     given = [torch.randn(sum(of_rank), 4) for of_rank in rows]
 
@@ -229,7 +225,7 @@ def test_each_rank_gets_the_rows_that_are_for_it() -> None:
         assert torch.equal(output, torch.cat([part[rank] for part in parts]))
 
 
-def test_torch_raises_the_error_of_an_exchange() -> None:
+def test_torch_raises_the_error_of_an_exchange():
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 

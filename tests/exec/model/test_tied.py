@@ -21,7 +21,7 @@ from tests.exec.drive import (
     run_pipelines,
     small_job,
 )
-from tests.exec.runs import Run, figures, job, live_workers
+from tests.exec.runs import figures, job, live_workers
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def whole() -> RunResult:
 
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
-def test_shared_weight_has_the_gradients_of_both_uses(accumulation: str) -> None:
+def test_shared_weight_has_the_gradients_of_both_uses(accumulation):
     results = []
     for ranks in (1, 2, 4):
         tested_job = small_job(ranks=ranks, model={"tied": True}, train={"accumulation": accumulation})
@@ -75,7 +75,7 @@ def test_shared_weight_has_the_gradients_of_both_uses(accumulation: str) -> None
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: str) -> None:
+def test_gradients_equal_autograd_on_megatrons_model(is_tied, precision):
     tested_job = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
     (stage,) = build_pipeline(tested_job)
     loss = run_pipelines([[stage]], step=0, count=1)
@@ -108,7 +108,7 @@ def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: s
         *((family, 2, 2) for family in ("interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v")),
     ],
 )
-def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int, chunks: int, whole: RunResult) -> None:
+def test_every_family_trains_to_the_bits_of_one_process(family, ranks, chunks, whole):
     job = tied(1, ranks, 6, chunks)
     assert figures(run(FAMILIES[family](job.shape), job, steps=3)) == figures(whole)[:3]
 
@@ -121,9 +121,7 @@ def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int,
         ("v-half", 2, "kill:1.0@1.reduce", "1.0"),
     ],
 )
-def test_any_worker_may_die_and_rejoin_with_the_same_bits(
-    family: str, chunks: int, fault: str, victim: str, whole: RunResult, launch: Run
-) -> None:
+def test_any_worker_may_die_and_rejoin_with_the_same_bits(family, chunks, fault, victim, whole, launch):
     job = tied(2, 2, 3, chunks)
     schedule = FAMILIES[family](job.shape)
     result = launch(job, STEPS, fault, f"rejoin:{victim}@3", schedule=schedule)
@@ -138,7 +136,7 @@ def test_any_worker_may_die_and_rejoin_with_the_same_bits(
         assert all(plan.stages_of(worker) == schedule.stages_of(worker) for worker in plan.live)
 
 
-def test_a_planned_v_trains_through_a_death_to_the_same_bits(whole: RunResult, launch: Run) -> None:
+def test_a_planned_v_trains_through_a_death_to_the_same_bits(whole, launch):
     job = tied(2, 2, 3, 2, placement="v")
     result = launch(job, STEPS, "kill:1.1@1", "rejoin:1.1@3")
     assert figures(result) == figures(whole)

@@ -21,7 +21,7 @@ from recycle.exec.processes.processes import Waker
 from recycle.ir import formats
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job, kinds, of_kind
+from tests.exec.runs import job, kinds, of_kind
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -105,7 +105,7 @@ def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
     waker.close()
 
 
-def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve: Serve) -> None:
+def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve):
     text = formats.named_schedule("gpipe", JOB.shape).dumps()
     for staggered, modes in ((True, {"barrier", "staggered"}), (False, {"barrier"})):
         planner = msgspec.structs.replace(JOB.planner, staggered=staggered)
@@ -115,9 +115,7 @@ def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])
-def test_process_that_dies_or_hangs_is_replaced_and_asked_again(
-    sent: signal.Signals, serve: Serve, started: list[int]
-) -> None:
+def test_process_that_dies_or_hangs_is_replaced_and_asked_again(sent, serve, started):
     calm = serve().plan(*SOME)
     plans = serve()
     plans.plan()
@@ -137,9 +135,7 @@ def deadly_planner(*arguments: Any, **known: Any) -> str:
     return plan_for_training(*arguments, **known)
 
 
-def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
-    serve: Serve, started: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_whose_planner_kills_every_process_is_made_in_this_one(serve, started, monkeypatch):
     monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
     calm = serve().plan(*SOME)
     plans = serve(deadly_planner)
@@ -149,9 +145,7 @@ def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
     assert 2 + MOST_FAILURES <= len(started) <= 2 + 2 * MOST_FAILURES
 
 
-def test_search_that_no_process_answers_is_given_up_with_an_error(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_that_no_process_answers_is_given_up_with_an_error(serve, monkeypatch):
     monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
     plans = serve(deadly_planner)
     assert plans.can_search
@@ -160,7 +154,7 @@ def test_search_that_no_process_answers_is_given_up_with_an_error(
     assert plans.warnings == []
 
 
-def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, started: list[int]) -> None:
+def test_open_question_survives_the_end_of_the_planner_process(serve, started):
     plans = serve()
     plans.plan()
     os.kill(started[1], signal.SIGSTOP)
@@ -170,13 +164,10 @@ def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, sta
     os.kill(started[1], signal.SIGKILL)
     assert plans.plan(Worker(2, 1)).hosts.stages.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
     plan = plans.wait_for(first).plan
-    assert plan is not None
     assert len(plan.hosts.stages) == 4
 
 
-def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(
-    serve: Serve, started: list[int]
-) -> None:
+def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(serve, started):
     sections = {"planner": {"ahead": 2**31 - 1, "steps": 1}, "membership": {"hung_after": 600.0}}
     plans = serve(job=job(2, 2, 2, **sections))
     os.kill(started[1], signal.SIGSTOP)  # the process for urgent questions
@@ -199,9 +190,7 @@ class _Strike(Observer):
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes(
-    launch: Run, started: list[int]
-) -> None:
+def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes(launch, started):
     reference = launch(JOB, 5)
     started.clear()
     run = launch(JOB, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))

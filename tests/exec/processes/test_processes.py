@@ -114,9 +114,7 @@ def machines() -> Iterator[list[_Machine]]:
     ("end", "how"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"), ("os._exit(3)", "ended with exit code 3")],
 )
-def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
-    end: str, how: str, machines: list[_Machine]
-) -> None:
+def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(end, how, machines):
     machine = _Machine(LARGE + end, later=["pass"])
     machines.append(machine)
     assert machine.wait_for_report() == how
@@ -128,7 +126,7 @@ def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
     machine.end()
 
 
-def test_killed_process_is_reported_without_polling(machines: list[_Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_process_is_reported_without_polling(machines, monkeypatch):
     monkeypatch.setattr(processes, "POLL_SECONDS", 60.0)
     machines.append(_Machine(SLEEP))
     machines[0].processes.wait(0.1)
@@ -139,7 +137,7 @@ def test_killed_process_is_reported_without_polling(machines: list[_Machine], mo
     assert time.monotonic() - killed < 30.0
 
 
-def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machines: list[_Machine]) -> None:
+def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machines):
     machines.append(_Machine(SLEEP, "raise SystemExit(3)", SLEEP))
     assert machines[0].wait_for_report() == "tensor rank 1 ended with exit code 3"
     machines[0].end()
@@ -167,7 +165,7 @@ def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("limit", [16, pytest.param(32, marks=pytest.mark.soak), 79])
-def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) -> None:
+def test_too_few_are_refused_before_anything_starts(limit, tmp_path):
     done = trained(tmp_path, limit, limit)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -177,7 +175,7 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     require_open_files(8, 244)
     with pytest.raises(JobError, match=r"a run of 245 processes, 8 of them on this machine, needs 1028 open files"):
@@ -191,7 +189,7 @@ def is_readable(descriptor: int) -> bool:
     return select.select([descriptor], [], [], 0) == ([descriptor], [], [])
 
 
-def test_wake_after_close_writes_into_no_file_that_got_the_descriptor() -> None:
+def test_wake_after_close_writes_into_no_file_that_got_the_descriptor():
     waker = Waker()
     waker.close()
     reader, writer = os.pipe()

@@ -144,9 +144,7 @@ def counted(job: Job, schedule: Schedule) -> dict[str, Profile]:
     ("precision", "accumulation", "steps", "recompute"),
     [each if each in QUICK else pytest.param(*each, marks=pytest.mark.soak) for each in SETTINGS],
 )
-def test_counted_memory_is_what_a_worker_allocates(
-    precision: str, accumulation: str, steps: str, recompute: str
-) -> None:
+def test_counted_memory_is_what_a_worker_allocates(precision, accumulation, steps, recompute):
     job = job_of(precision, accumulation, steps, recompute)
     family = one_f_one_b if recompute == "recomputed" else zb_h1
     # The planner counts recomputed activations from the start of F on.
@@ -161,7 +159,7 @@ def test_counted_memory_is_what_a_worker_allocates(
         pytest.param({"kind": "llama", "ffn": 512}, marks=pytest.mark.soak),
     ],
 )
-def test_counted_memory_of_model_families(model: dict[str, Any]) -> None:
+def test_counted_memory_of_model_families(model):
     plain = job_of("fp32", "exact", "staggered", "kept")
     family = msgspec.structs.replace(plain, model=msgspec.structs.replace(plain.model, heads=6, **model))
     assert_counted(family, lower(zb_h1(family.shape)), by_limit=True)
@@ -189,7 +187,7 @@ def assert_counted(job: Job, schedule: Schedule, by_limit: bool) -> None:
     ("precision", "accumulation", "pipelines"),
     [("bf16", "exact", 4), pytest.param("fp32", "exact", 3, marks=pytest.mark.soak)],
 )
-def test_counted_memory_with_a_sharded_optimizer(precision: str, accumulation: str, pipelines: int) -> None:
+def test_counted_memory_with_a_sharded_optimizer(precision, accumulation, pipelines):
     job = job_of(precision, accumulation, "staggered", "kept")
     grid = msgspec.structs.replace(job.grid, pipelines=pipelines)
     train = msgspec.structs.replace(job.train, sharded_optimizer=True)
@@ -209,7 +207,7 @@ def test_counted_memory_with_a_sharded_optimizer(precision: str, accumulation: s
         ("bf16", "exact", False, "device", 22),
     ],
 )
-def test_bytes_of_a_parameter(precision: str, accumulation: str, staggered: bool, undo: str, expected: int) -> None:
+def test_bytes_of_a_parameter(precision, accumulation, staggered, undo, expected):
     gpt = job(
         1,
         2,

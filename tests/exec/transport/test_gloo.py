@@ -58,7 +58,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         transport.close()
 
 
-def test_sent_tensor_is_released_after_its_arrival(pair: Pair) -> None:
+def test_sent_tensor_is_released_after_its_arrival(pair):
     tensors = [tensor.clone() for tensor in TENSORS]
     kept = [weakref.ref(tensor) for tensor in tensors]
     for send in SENDS:
@@ -80,7 +80,7 @@ def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTranspo
 
 
 @pytest.mark.parametrize("end", ["source", "receiver"])
-def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end: str, pair: Pair) -> None:
+def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end, pair):
     """As if the transfer is posted in the moment in which sockets are shut."""
     role, peer = (FIRST, LAST) if end == "source" else (LAST, FIRST)
     transport, over = pair[role], pair[role]._over
@@ -100,7 +100,7 @@ def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end: s
 
 
 @pytest.mark.parametrize("pair", [HOP], indirect=True)
-def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair: Pair) -> None:
+def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair):
     began, arrived = time.monotonic(), list[float]()
     for send, tensor in zip(SENDS, TENSORS, strict=True):
         pair[FIRST].send(send, tensor)
@@ -121,7 +121,7 @@ def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair: Pair)
 
 
 @pytest.mark.parametrize("pair", [HOP], indirect=True)
-def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair: Pair) -> None:
+def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair):
     pair[FIRST].send(SENDS[0], TENSORS[0])
     pair[FIRST]._over.set()
     with pytest.raises(TransportError, match="the generation is over"):
@@ -149,7 +149,7 @@ def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copie
 
 
 @pytest.mark.parametrize("make", [GlooTransport, simulated])
-def test_bucket_is_summed_before_its_hosts_wait_for_it(make: Callable[..., GroupTransport]) -> None:
+def test_bucket_is_summed_before_its_hosts_wait_for_it(make):
     """Each host computes on until it sees the sum of its first bucket, and only then has the second one."""
     transports = hosts_of_a_stage(3, make)
 
@@ -188,9 +188,7 @@ class Counting:
 
 @pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 3)])
 @pytest.mark.parametrize(("dtype", "buckets"), [(torch.float64, 1), (torch.float32, 2)])
-def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(
-    hosts: int, copies: int, dtype: torch.dtype, buckets: int
-) -> None:
+def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(hosts, copies, dtype, buckets):
     every = [Worker(k, 0) for k in range(hosts)]
     owners = owners_of(every, every, copies)
     size = 3 * SHARD_PIECE + 1000  # of a shard: four pieces

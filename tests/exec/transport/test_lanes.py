@@ -111,17 +111,15 @@ def run_three(processes: dict[Worker, Process]) -> None:
 
 
 @pytest.mark.parametrize("connections", [None, 1])
-def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(
-    connections: int | None, start: Start
-) -> None:
+def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(connections, start):
     run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), connections=connections))
 
 
-def test_receives_leave_multiprocessors_to_computations(start: Start) -> None:
+def test_receives_leave_multiprocessors_to_computations(start):
     run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), limits=Limits(multiprocessors=2 * LANE_CTAS)))
 
 
-def test_receives_are_posted_ahead_where_they_stop_nothing(start: Start) -> None:
+def test_receives_are_posted_ahead_where_they_stop_nothing(start):
     middle = start()[MIDDLE]
     middle.transport.begin(middle.program, 0)
     assert middle.device.occupied == 0
@@ -129,7 +127,7 @@ def test_receives_are_posted_ahead_where_they_stop_nothing(start: Start) -> None
     until(lambda: middle.device.occupied == 2 * LANE_CTAS)
 
 
-def test_communicators_whose_creation_hangs_form_again(start: Start) -> None:
+def test_communicators_whose_creation_hangs_form_again(start):
     processes = start(lower(one_f_one_b(Shape(2, 3, 2))), limits=Limits(hangs=1.0, many=3), form_timeout=ATTEMPTS * 1.5)
     run_three(processes)
     assert {place.rank: process.device.hung > 0 for place, process in processes.items()} == {
@@ -139,13 +137,13 @@ def test_communicators_whose_creation_hangs_form_again(start: Start) -> None:
     }
 
 
-def test_workers_share_communicators_where_they_have_many_lanes(start: Start) -> None:
+def test_workers_share_communicators_where_they_have_many_lanes(start):
     processes = start(shared_plan())
     assert max(process.device.communicators for process in processes.values()) == LANES + 1
     run_three(processes)
 
 
-def test_sum_is_complete_while_receives_of_lanes_wait(start: Start) -> None:
+def test_sum_is_complete_while_receives_of_lanes_wait(start):
     schedule = lower(one_f_one_b(Shape(2, 2, 2)))
     processes = start(schedule)
     hosts = [processes[Worker(k, 0)] for k in range(2)]
@@ -169,7 +167,7 @@ def poll(process: Process) -> None:
     settling.result()
 
 
-def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start: Start) -> None:
+def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start):
     processes = start()
     for process in processes.values():
         process.transport.begin(process.program, 0)
@@ -183,7 +181,7 @@ def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start:
         poll(processes[MIDDLE])
 
 
-def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:
+def test_device_that_waits_for_a_peer_is_recognized(start):
     processes = start()
     middle, gate = processes[MIDDLE], threading.Event()
     assert not middle.transport.waits_for_peer()
@@ -200,7 +198,7 @@ def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:
     until(lambda: not middle.transport.waits_for_peer())
 
 
-def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
+def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start):
     middle = start()[MIDDLE]
     middle.transport.begin(middle.program, 0)
     middle.transport.begin(middle.program, 1)  # receives from both neighbours are posted ahead and spin
@@ -213,7 +211,7 @@ def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start: 
     middle.device.synchronize()
 
 
-def test_settle_waits_until_a_state_has_arrived(start: Start) -> None:
+def test_settle_waits_until_a_state_has_arrived(start):
     pair = lower(one_f_one_b(Shape(2, 1, 1)))
     source, joiner = pair.live
     processes = start(pair, joins=[(source, joiner)])
@@ -230,7 +228,7 @@ def test_settle_waits_until_a_state_has_arrived(start: Start) -> None:
     assert torch.equal(copy, state)
 
 
-def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:
+def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation():
     server = KeyServer()
     keys = FormingKeys(server.address)
     middle = Process(keys, PIPELINE, MIDDLE, ())
@@ -245,7 +243,7 @@ def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation() ->
     server.close()
 
 
-def test_failed_device_ends_its_process_with_the_generation(start: Start) -> None:
+def test_failed_device_ends_its_process_with_the_generation(start):
     first = start()[FIRST]
     first.device.launch(lambda: [].pop())
     with pytest.raises(TransportError, match="accelerator error: IndexError"):

@@ -166,7 +166,7 @@ def interpreted(stage: Any, device: Streamed, with_streams: bool) -> Interpreter
     return interpreter
 
 
-def test_halves_of_a_pair_run_concurrently() -> None:
+def test_halves_of_a_pair_run_concurrently():
     stage = Meeting({"F1", "B0", "F2", "B1", "F4", "B3"})  # each waits for the other half of its pair
     interpreter = interpreted(stage, Streamed(), with_streams=True)
     assert stage.most == 2
@@ -177,7 +177,7 @@ def test_halves_of_a_pair_run_concurrently() -> None:
     assert parts == PARTS
 
 
-def test_backward_runs_on_the_stream_of_its_forward() -> None:
+def test_backward_runs_on_the_stream_of_its_forward():
     device = Streamed()
     where: dict[str, bool] = {}
 
@@ -191,7 +191,7 @@ def test_backward_runs_on_the_stream_of_its_forward() -> None:
 
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
-def test_two_streams_have_the_bits_of_one(accumulation: str) -> None:
+def test_two_streams_have_the_bits_of_one(accumulation):
     results = []
     for with_streams in (False, True):
         (stage,) = build_pipeline(small_job(1, 1, 5, model={"layers": 1}, train={"accumulation": accumulation}))

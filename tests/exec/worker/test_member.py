@@ -54,7 +54,7 @@ def begun(state: MemberState) -> int | None:
     return None if record is None else record.generation
 
 
-def test_process_begins_its_last_generation_that_is_not_over() -> None:
+def test_process_begins_its_last_generation_that_is_not_over():
     state = state_after(propose(1, "0.0", "0.1"), Stop(1))
     assert begun(state) is None
     state.take(propose(2, "0.0"))
@@ -65,12 +65,12 @@ def test_process_begins_its_last_generation_that_is_not_over() -> None:
     assert not state.is_over
 
 
-def test_process_begins_no_generation_of_an_earlier_process() -> None:
+def test_process_begins_no_generation_of_an_earlier_process():
     """A new leader may propose one before it learns that the worker has another process."""
     assert begun(state_after(propose(1, "0.1"), incarnation=3)) is None
 
 
-def test_decisions_apply_to_their_generation_only() -> None:
+def test_decisions_apply_to_their_generation_only():
     state = state_after(propose(4, "0.1"))
     state.begin()
     for message in (Permit(3, "form"), Committed(3, COMMIT), EvaluationResult(3, Evaluated(3, 2.5, 96.0))):
@@ -157,7 +157,7 @@ def process() -> Iterator[Process]:
     process.agent.close()
 
 
-def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process: Process) -> None:
+def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process):
     process.begin(1)
     assert not process.member.over.is_set()
     assert process.interrupts == 0
@@ -171,7 +171,7 @@ def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process: Pro
     assert process.interrupts == after
 
 
-def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Process) -> None:
+def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process):
     process.begin(1)
     formed, decision = process.does(process.member.permitted, "form"), process.does(process.member.decision, 3)
     process.agent.tell(Permit(1, "form", stale=True), Committed(1, COMMIT))
@@ -187,7 +187,7 @@ def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Proces
             wait.result(SOON)
 
 
-def test_wait_for_a_commit_shows_in_heartbeats(process: Process) -> None:
+def test_wait_for_a_commit_shows_in_heartbeats(process):
     """A process that is ahead of the commit does not hang."""
     process.begin(1)
     process.member.progress.set_waiting(False)
@@ -201,7 +201,7 @@ def test_wait_for_a_commit_shows_in_heartbeats(process: Process) -> None:
     assert not process.member.progress.waiting
 
 
-def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process: Process) -> None:
+def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process):
     earlier, later = (process.does(process.member.await_strike, fault) for fault in (0, 1))
     process.agent.tell(Strike(0, "1.1"))
     process.begin(1)
@@ -211,7 +211,7 @@ def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process: Process
     assert later.result(SOON) is True
 
 
-def test_process_notices_the_end_of_its_agent(process: Process) -> None:
+def test_process_notices_the_end_of_its_agent(process):
     process.agent.tell()
     process.agent.close()
     assert process.lost.wait(SOON)
@@ -219,7 +219,7 @@ def test_process_notices_the_end_of_its_agent(process: Process) -> None:
         process.member.send(Ready(2))
 
 
-def test_keys_of_forming_groups_keep_every_byte() -> None:
+def test_keys_of_forming_groups_keep_every_byte():
     server = KeyServer()
     ours, theirs = FormingKeys(server.address), FormingKeys(server.address)
     ours.set("generation00000001/world/0", bytes(range(256)))

@@ -20,7 +20,7 @@ from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.layouts import Shards
-from recycle.exec.protocol import Commit, StepMode
+from recycle.exec.protocol import Commit
 from recycle.exec.worker import snapshots
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.snapshots import StateCopy
@@ -124,9 +124,7 @@ class EarliestCopies(LatestCopies):
 
 
 @pytest.mark.parametrize("copies", [None, LatestCopies, EarliestCopies])
-def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(
-    kind: str, copies: type[LatestCopies] | None
-) -> None:
+def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind, copies):
     expected = trained(kind, 3)
     assert len(set(map(str, expected))) == 4
     stages = pipeline(kind)
@@ -143,7 +141,7 @@ def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(
         updates.begin_iteration(step + 1)
 
 
-def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> None:
+def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind):
     expected = trained(kind, 1)
     stages = pipeline(kind)
     updates = StepState(dict(enumerate(stages)))
@@ -153,7 +151,7 @@ def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> N
     assert digests(stages) == expected[1]
 
 
-def test_skipped_step_counts_and_changes_nothing(kind: str) -> None:
+def test_skipped_step_counts_and_changes_nothing(kind):
     stages = pipeline(kind)
     updates = StepState(dict(enumerate(stages)))
     before = digests(stages)
@@ -163,7 +161,7 @@ def test_skipped_step_counts_and_changes_nothing(kind: str) -> None:
     updates.roll_to(0, commit(0, None))
 
 
-def test_stage_without_its_gradient_cannot_catch_up() -> None:
+def test_stage_without_its_gradient_cannot_catch_up():
     stages = pipeline("emulated")
     updates = StepState(dict(enumerate(stages)))
     with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
@@ -174,9 +172,7 @@ def test_stage_without_its_gradient_cannot_catch_up() -> None:
         updates.roll_to(6, commit(6))
 
 
-def test_main_thread_reports_a_device_that_fails_during_an_early_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatch):
     stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
     failed = threading.Event()
 
@@ -202,9 +198,7 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(
 
 
 @pytest.mark.parametrize("mode", ["staggered", "barrier"])
-def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(
-    mode: StepMode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monkeypatch):
     known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
 
     def piece(copy: StateCopy) -> bool:
@@ -233,7 +227,7 @@ def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(
     assert digests(stages) == after
 
 
-def test_undo_fits_changed_shards() -> None:
+def test_undo_fits_changed_shards():
     parts = sharded(job(3, 2, 2, model={"layers": 6}))
     stages = [EmulatedStage(parts, index, scale=0.0) for index in (0, 1)]
     shards = stages[0].layout
@@ -265,7 +259,7 @@ def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
 
 
 @pytest.mark.parametrize("copies", [LatestCopies, EarliestCopies])
-def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage], copies: type[LatestCopies]) -> None:
+def test_each_of_the_last_two_snapshots_can_be_restored(stages, copies):
     updates, after = StepState(dict(enumerate(stages)), stream=copies(stages)), {-1: digests(stages)}
     for step in range(6):
         if step % 2 == 0:
@@ -286,7 +280,7 @@ def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage], cop
         updates.roll_to(-1, None, restores=True)
 
 
-def test_restored_snapshot_restores_its_layers() -> None:
+def test_restored_snapshot_restores_its_layers():
     hosted = LocalStages(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
     updates = StepState(hosted.stages, hosted=hosted)
 
@@ -312,7 +306,7 @@ def test_restored_snapshot_restores_its_layers() -> None:
     assert compared(-1) == initial
 
 
-def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
+def test_stage_is_copied_before_its_step(stages):
     updates = StepState(dict(enumerate(stages)))
     before = sums_of(stages)
     train(stages, updates, 0)
@@ -323,9 +317,7 @@ def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
     assert updates.checksums() == before
 
 
-def test_incomplete_snapshot_is_discarded_with_its_generation(
-    stages: list[Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_snapshot_is_discarded_with_its_generation(stages, monkeypatch):
     monkeypatch.setattr(integrity, "PIECE", 64)
     updates, before = StepState(dict(enumerate(stages))), digests(stages)
     updates.compare_state(Comparison(-1))
@@ -338,9 +330,7 @@ def test_incomplete_snapshot_is_discarded_with_its_generation(
     assert updates.checksums() == sums_of(stages)
 
 
-def test_waits_compare_the_committed_state(
-    stages: list[Stage],
-) -> None:
+def test_waits_compare_the_committed_state(stages):
     known: dict[int, Commit] = {}
     updates = StepState(dict(enumerate(stages)), known_commit=known.get)
     iterate(stages, updates, 0)

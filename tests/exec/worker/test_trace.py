@@ -21,7 +21,7 @@ from recycle.exec.hooks.trace import TraceLog
 from recycle.exec.protocol import GenerationRecord
 from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 
@@ -50,7 +50,7 @@ def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog
     return log
 
 
-def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path: Path) -> None:
+def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path):
     log = started(tmp_path, [].append)
     late = At(14.0, reached=False)
     log.end_iteration(0, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=True)
@@ -66,7 +66,7 @@ def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path
     assert iterations[0]["instructions"][-1] == ["0STEP", 3.0, 4.0]
 
 
-def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path: Path) -> None:
+def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
     warnings: list[str] = []
     log = started(tmp_path, warnings.append, sparse_bytes=1000)
     for step in range(400):
@@ -83,7 +83,7 @@ def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path: Path) -> None:
     assert size < 1000 * 8 < 400 * size / len(steps)
 
 
-def test_training_does_not_wait_for_a_stuck_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
     resumes, warnings = threading.Event(), list[str]()
 
     def slow(*iteration: object) -> int:
@@ -103,7 +103,7 @@ def test_training_does_not_wait_for_a_stuck_disk(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("setting", "steps"), [(2, [0, 2, 4]), ("off", [])])
-def test_run_traces_the_iterations_of_its_job(launch: Run, setting: int | str, steps: list[int]) -> None:
+def test_run_traces_the_iterations_of_its_job(launch, setting, steps):
     traced = job(2, 1, 1, train={"trace": setting})
     run = launch(traced, 5)
     assert run.directory is not None

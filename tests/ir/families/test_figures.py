@@ -140,7 +140,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_bubbles_and_peaks_follow_the_closed_form(form: Form) -> None:
+def test_bubbles_and_peaks_follow_the_closed_form(form):
     for ranks, micro_batches, chunks in form.sizes:
         for times in form.times:
             shape, options = Shape(1, ranks, micro_batches, chunks), form.options(ranks, micro_batches)
@@ -157,7 +157,7 @@ def test_bubbles_and_peaks_follow_the_closed_form(form: Form) -> None:
 @pytest.mark.parametrize(
     ("ranks", "micro_batches"), [(1, 2), (1, 5), (2, 4), (2, 5), (3, 9), (4, 8), (4, 10), (5, 11), (8, 24)]
 )
-def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(ranks: int, micro_batches: int) -> None:
+def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(ranks, micro_batches):
     for times in [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 3, 0)]:
         for pair in (0.75 * sum(times), sum(times)):
             schedule = FAMILIES["dualpipe-v"](Shape(1, ranks, micro_batches, 2))
@@ -168,7 +168,7 @@ def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(rank
 
 @pytest.mark.parametrize("family", [*CAPS, "zb-v"])
 @pytest.mark.parametrize("times", ANY_TIMES[1:])
-def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: str, times: Any) -> None:
+def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family, times):
     profile, build = Profile.uniform(*times), FAMILIES[family]
     for ranks, micro_batches in [(2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (8, 8)]:
         shape = Shape(1, ranks, micro_batches, 2)
@@ -182,7 +182,7 @@ def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: s
     ("ranks", "micro_batches", "cap", "makespan"),
     [(8, 24, 8, 167), (8, 24, 13, 154), (6, 5, 12, 37), (12, 16, 8, 153), (10, 8, 3, 197), (4, 6, 2, 77)],
 )
-def test_v_schedules_keep_any_cap(ranks: int, micro_batches: int, cap: int, makespan: int) -> None:
+def test_v_schedules_keep_any_cap(ranks, micro_batches, cap, makespan):
     spans = []
     for schedule in islice(memory_capped.under_cap(Shape(1, ranks, micro_batches, 2), cap), 5):
         assert check(schedule) == []

@@ -81,7 +81,7 @@ def read(**entries: Any) -> Schedule:
     return megatron_table.loads(file(**entries), "table.json")
 
 
-def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_and_written(megatron: Megatron) -> None:
+def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_and_written(megatron):
     assert len(GRID) == 58
     for ranks, chunks, micro_batches, size in GRID:
         table = megatron.table(chunks, micro_batches, size)
@@ -93,9 +93,7 @@ def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_a
         assert check(schedule) == []
 
 
-def test_the_line_on_the_format_page_writes_a_table_that_is_read(
-    megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_on_the_format_page_writes_a_table_that_is_read(megatron, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "reference" / "file-format.md").read_text()
     (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
     monkeypatch.chdir(tmp_path)
@@ -129,7 +127,7 @@ FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
         ),
     ],
 )
-def test_a_table_that_megatron_would_not_make_is_refused_by_place(content: bytes, message: str) -> None:
+def test_a_table_that_megatron_would_not_make_is_refused_by_place(content, message):
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         megatron_table.loads(content, "t.json")
 
@@ -158,6 +156,6 @@ def changed(worker: str, program: str, **keywords: Any) -> Schedule:
         (interleaved(Shape(1, 3, 2, 2), group_size=2), "groups of 2 micro-batches, by the first forwards"),
     ],
 )
-def test_an_order_that_megatron_does_not_run_is_refused_by_place(schedule: Schedule, message: str) -> None:
+def test_an_order_that_megatron_does_not_run_is_refused_by_place(schedule, message):
     with pytest.raises(ScheduleError, match=f"^a Megatron schedule table cannot hold .*{message}"):
         megatron_table.dumps(schedule)

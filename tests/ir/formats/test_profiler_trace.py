@@ -30,9 +30,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
-def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
-    profiled: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(profiled, name, caplog):
     schedule = formats.read(profiled / name)
     expected = formats.read(profiled / f"{name}.csv")
     assert schedule == expected
@@ -46,9 +44,7 @@ def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("pids", [(0, 1), (1, 0), (None, None), ("b", "a")])
-def test_one_merged_file_is_read_by_process(
-    profiled: Path, pids: tuple[Any, Any], as_list: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_merged_file_is_read_by_process(profiled, pids, as_list, caplog):
     events = []
     for rank, pid in enumerate(pids):
         for event in json.loads((profiled / "interleaved" / f"of-rank-{rank}.json").read_text())["traceEvents"]:
@@ -62,7 +58,7 @@ def test_one_merged_file_is_read_by_process(
     assert ("as ranks, ordered by their first stages" in caplog.messages[0]) == (pids != (0, 1))
 
 
-def test_an_export_of_nsight_systems_is_read_by_process(profiled: Path, tmp_path: Path) -> None:
+def test_an_export_of_nsight_systems_is_read_by_process(profiled, tmp_path):
     path = tmp_path / "report.sqlite"
     rows = [
         (int(1e3 * event["ts"]), int(1e3 * (event["ts"] + event["dur"])), event["name"], rank)
@@ -94,7 +90,7 @@ def test_an_export_of_nsight_systems_is_read_by_process(profiled: Path, tmp_path
     )
 
 
-def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled: Path) -> None:
+def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled):
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no rank runs stage 1: give the traces of all ranks"):
         formats.read(profiled / "interleaved" / "of-rank-0.json")
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no event is named PP:<action>"):
@@ -119,7 +115,7 @@ def read(labels: list[dict[str, Any]]) -> Schedule:
 ROWS = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
 
 
-def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored() -> None:
+def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored():
     labels = events(*ROWS)
     on_device = [label(event["name"][3:], 100 - event["ts"], cat="gpu_user_annotation") for event in labels]
     other = [{"ph": "M", "name": "process_name", "pid": "x"}, {"ph": "X", "name": None}, {"name": ["PP:"]}]
@@ -127,7 +123,7 @@ def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored() -> None:
     assert schedule.text() == {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
 
 
-def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog):
     first = "0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD"
     second = "0UNSHARD 0F1 0RESHARD 0UNSHARD 0F0 0B1 0B0 0RESHARD"
     schedule = read(events(f"{first} {second} 0UNSHARD 0F0"))
@@ -148,7 +144,7 @@ def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog: p
         (events("0F0 0SEND_F0", "999999999F0"), "no rank runs stage 1"),
     ],
 )
-def test_labels_that_give_no_schedule_are_refused_by_event(labels: list[dict[str, Any]], message: str) -> None:
+def test_labels_that_give_no_schedule_are_refused_by_event(labels, message):
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         read(labels)
 
@@ -160,7 +156,7 @@ def test_labels_that_give_no_schedule_are_refused_by_event(labels: list[dict[str
         (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
     ],
 )
-def test_files_without_their_rank_are_refused(tmp_path: Path, heads: Any, message: str) -> None:
+def test_files_without_their_rank_are_refused(tmp_path, heads, message):
     for name, head, row in zip("ab", heads, ROWS, strict=True):
         content = {"distributedInfo": head, "traceEvents": events(row)}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))

@@ -72,7 +72,7 @@ def wrong_cases() -> dict[str, Case]:
     return {"swapped": case(swapped, True), "without a reduce": without}
 
 
-def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_path: Path) -> None:
+def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_path):
     processes = [warm_context().Process(target=_run, args=(rank, tmp_path), daemon=True) for rank in range(PROCESSES)]
     for process in processes:
         process.start()
