@@ -41,7 +41,7 @@ def case(name: str, schedule: Schedule, times: Case = UNIT, **options: Any) -> C
 def described(schedule: Schedule, times: Case, **options: Any) -> Case:
     """The keys of a case without name and verdict, and without those that have their defaults."""
     shape = schedule.shape
-    given: Case = {"shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
+    given = {"shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
     if schedule.placement != loop_placement(shape):
         given["placement"] = {str(w): list(schedule.stages_of(w)) for w in shape.workers()}
     given |= {"failed": sorted(map(str, schedule.failed)), "optimizer": schedule.optimizer, "times": times, **options}

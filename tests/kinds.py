@@ -9,7 +9,7 @@ from recycle.ir.rules import KIND_RULES
 from viz.kinds import LOOKS
 
 
-def forget(kind: type[Instruction]) -> None:
+def forget(kind: type[Instruction]):
     """Unregister the kind registered last, and its entries in executor, checker and viewer."""
     RUNS.pop(kind, None)
     KIND_RULES.pop(kind, None)

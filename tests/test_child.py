@@ -1,7 +1,5 @@
 """A child process answers line by line, ends with its parent or when it is killed, and its end is seen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -27,7 +25,7 @@ for line in requests:
 
 
 @pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def echo(tmp_path, monkeypatch):
     monkeypatch.setattr("recycle.child.subprocess", subprocess)
     (tmp_path / "echo_child.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))

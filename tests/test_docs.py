@@ -7,7 +7,6 @@ import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,7 +62,7 @@ def test_the_family_and_the_test_of_the_family_page_run(monkeypatch):
     family, its_test, _ = blocks("docs/guides/add-a-family.md", "python")
     (registration,) = blocks("docs/guides/add-a-family.md", "diff")
     assert '"one-at-a-time": one_at_a_time' in registration
-    defined: dict[str, Any] = {}
+    defined = {}
     exec(compile(family, "one_at_a_time.py", "exec"), defined)
     one_at_a_time = defined["one_at_a_time"]
     monkeypatch.setattr(families, "one_at_a_time", one_at_a_time, raising=False)

@@ -6,7 +6,6 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from recycle.files import MOST_BYTES, read_whole, whole_folder, write_whole
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request):
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
@@ -115,7 +114,7 @@ def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(tmp_path, mon
 
 
 def test_first_complete_folder_wins(tmp_path):
-    def write(name: str, meanwhile: Callable[[], None]) -> None:
+    def write(name, meanwhile):
         with whole_folder(tmp_path / "folder") as folder:
             (folder / name).touch()
             meanwhile()
@@ -140,7 +139,7 @@ def test_a_long_message_keeps_its_two_ends():
 
 def test_first_line_of_other_libraries_errors():
     cause = FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/__0_0.distcp")
-    assert first_line(CheckpointException("read", {0: (cause, [])})) == "No such file or directory"  # type: ignore[dict-item]
-    assert first_line(CheckpointException("read", {1: (ValueError("\n bad\nmore"), [])})) == "bad"  # type: ignore[dict-item]
+    assert first_line(CheckpointException("read", {0: (cause, [])})) == "No such file or directory"
+    assert first_line(CheckpointException("read", {1: (ValueError("\n bad\nmore"), [])})) == "bad"
     assert first_line(RuntimeError("gone\nException raised from recvBytes (most recent call first):")) == "gone"
     assert first_line(AssertionError()) == "AssertionError"

@@ -33,7 +33,7 @@ class Reader:
     seeds: list[bytes]
 
 
-def use_job(job: Job) -> None:
+def use_job(job: Job):
     with contextlib.suppress(JobError):
         job.profile()
         job.activation_limits()
@@ -41,7 +41,7 @@ def use_job(job: Job) -> None:
     assert Job.from_toml(explain_job(job)) == Job.from_toml(job.to_toml()) == job
 
 
-def use_profile(profile: Profile) -> None:
+def use_profile(profile: Profile):
     assert len(profile.digest()) == 16
     with contextlib.suppress(JobError):
         assert simulate(SCHEDULE, profile).makespan >= 0
@@ -70,7 +70,7 @@ PROFILES = [
 
 
 @pytest.fixture(scope="module", params=["job", "profile", "trace"])
-def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(request, tmp_path_factory):
     if request.param == "job":
         return Reader(Job.load, JobError, use_job, JOBS)
     if request.param == "profile":
@@ -78,7 +78,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Reader(run_trace.read_trace, RecycleError, len, [trace_file(tmp_path_factory.mktemp("run"))])
 
 
-def survives(reader: Reader, file: Path, content: bytes) -> None:
+def survives(reader: Reader, file: Path, content: bytes):
     file.write_bytes(content)
     value = read_or_refused(lambda: reader.read(file), reader.refusal, str(file))
     if value is not None:

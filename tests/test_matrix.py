@@ -24,7 +24,7 @@ done
 """Stands in for an interpreter whose runs and tests have these results."""
 
 
-def write_environment(folder: Path, loss: float, version: str, results: dict[str, str]) -> None:
+def write_environment(folder: Path, loss: float, version: str, results: dict[str, str]):
     python, copy = folder / "3.99" / "bin" / "python", folder / "3.99" / "megatron-core" / version
     python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(INTERPRETER)

@@ -170,7 +170,7 @@ RUN = [place for place, commands in PRINTED.items() if not all(map(reason, comma
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What all pages start from: a job and a run of it, for both kinds of job."""
     folder = tmp_path_factory.mktemp("printed")
     for name, text in (("emulated", EMULATED), ("real", REAL)):
@@ -183,11 +183,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scene(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Path]:
+def scene(folder, tmp_path, monkeypatch, request):
     """The current directory: the files that the commands of a page name."""
-    place: str = request.node.callspec.params["place"]
+    place = request.node.callspec.params["place"]
     source = folder / ("real" if place in REAL_PAGES else "emulated")
     for name in ("examples", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -222,7 +220,7 @@ def scene(
         sys.modules.pop(name, None)
 
 
-def prepare(place: str, command: Command) -> None:
+def prepare(place: str, command: Command):
     """Make the files that the commands of one page name and no other does."""
     if place in ("data.md", "tokenize"):
         write_texts()
@@ -266,7 +264,7 @@ def prepare(place: str, command: Command) -> None:
         assert command("plan", "job.toml", "-o", "plan.json").status == 0
 
 
-def write_texts() -> None:
+def write_texts():
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|endoftext|>": 2, "[UNK]": 3}, unk_token="[UNK]"))
@@ -338,7 +336,7 @@ def test_the_options_of_every_printed_benchmark_exist(text, monkeypatch):
 
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parse(parser: argparse.ArgumentParser, *arguments: object) -> None:
+    def parse(parser, *arguments):
         parse_args(parser)
         raise Parsed
 

@@ -1,14 +1,11 @@
 """What is published: the static site, whose links lead somewhere, and the wheel, which holds what commands need."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,7 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
-def site() -> ModuleType:
+def site():
     specification = importlib.util.spec_from_file_location("site_pages", DOCS / "site.py")
     assert specification is not None
     assert specification.loader is not None

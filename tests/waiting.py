@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0):
     """Wait until something holds; fail after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -64,7 +64,7 @@ def test_activations_go_to_the_host_where_its_link_makes_that_faster_than_recomp
 
 
 def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares():
-    def change(time: float, failed: set[int], joined: set[int]) -> NodeChange:
+    def change(time, failed, joined):
         return NodeChange(time, frozenset(failed), frozenset(joined), dict.fromkeys(failed, "GPU"))
 
     nodes = frozenset(range(4))

@@ -1,7 +1,5 @@
 """The comparison's pictures: well-formed, the same every time, bars as long as their figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -10,7 +8,7 @@ from recycle.systems.setting import Setting
 
 from benchmarks.paper.plots import write_plots
 from recycle.job import Job
-from recycle.systems.comparison import Comparison, compare
+from recycle.systems.comparison import compare
 from recycle.systems.failure_generator import Generator
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n"
@@ -18,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def compared() -> Comparison:
+def compared():
     setting = Setting.of(Job.from_toml(JOB))
     trace = Generator(days=20, rate=80, seed=3).trace(setting.nodes)
     (found,) = compare(setting, [trace], ["recycle", "bamboo", "checkpoint_restart"])

@@ -38,7 +38,7 @@ class Outcome:
 class Command:
     """`command("check plan.json --strict")` -> Outcome; text is split as a shell does, a path is an argument."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str]):
         self.capsys = capsys
 
     def __call__(self, *arguments: object) -> Outcome:

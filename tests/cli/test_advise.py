@@ -1,7 +1,5 @@
 """`recycle advise`: the chosen job file, other systems, and bad input refused in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from recycle.job import Job
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     Path("job.toml").write_text(JOB)
 
 

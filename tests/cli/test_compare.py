@@ -1,7 +1,5 @@
 """`recycle compare`: one JSON object or tables, and bad input refused in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 1
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     Path("job.toml").write_text(JOB)
     Path("trace.csv").write_text("3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n")
 

@@ -177,6 +177,8 @@ SMALL_FILES = {
 }
 """Files of at most 1 MiB that cost most."""
 TO_CHECK = ("lists.json.gz", "words", "cells", "table", "buckets", "chunks", "wide", "long", "deadlock")
+ONLY_CHECKED = ("words", "cells.csv", "long", "deadlock")
+"""The page reads and checks them as the command does."""
 MEASURED = """
 import contextlib, gc, io, sys, time
 from pathlib import Path
@@ -197,7 +199,7 @@ for path in sys.argv[2:]:
 
 
 @pytest.fixture(scope="module")
-def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     for name, make in SMALL_FILES.items():
         (folder / name).write_bytes(content := make())
@@ -210,7 +212,10 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("how", "names"),
     # The page reads as the command does, but refuses large schedules before it checks them.
-    [("validate", [*SMALL_FILES]), ("check", [name for name in SMALL_FILES if name.startswith(TO_CHECK)])],
+    [
+        ("validate", [name for name in SMALL_FILES if not name.startswith(ONLY_CHECKED)]),
+        ("check", [name for name in SMALL_FILES if name.startswith(TO_CHECK)]),
+    ],
     ids=["validate", "check"],
 )
 def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(small_files, how, names):

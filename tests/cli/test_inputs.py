@@ -52,7 +52,7 @@ def write_traces(folder: Path, iterations: int = 1) -> Path:
 
 
 @pytest.fixture
-def inputs() -> None:
+def inputs():
     for name in ("plan.json", "plan.csv", "plan.trace.json"):
         formats.write(PLAN, Path(name))
     for name in ("plan.json", "plan.csv"):
@@ -94,7 +94,7 @@ def test_executed_trace_keeps_its_times(command, inputs):
     assert dropped.timeline.makespan == pytest.approx(315e-6)
 
 
-def change_rank(rank: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def change_rank(rank: int, change: Callable[[dict[str, Any]], dict[str, Any]]):
     file = Path("traces", f"rank{rank}_trace.json")
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | change(content)))
@@ -118,7 +118,7 @@ def test_ranks_are_put_on_one_clock(iterations, change, makespan):
 
 
 def test_complete_gpu_labels_give_the_times():
-    def with_device(content: dict[str, Any]) -> dict[str, Any]:
+    def with_device(content):
         events = content["traceEvents"]
         on_device = {"cat": "gpu_user_annotation", "pid": 7, "tid": 3}
         added = [event | on_device | {"ts": event["ts"] + 4, "dur": event["dur"] * 2} for event in events]

@@ -225,7 +225,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
 
     shown = b""
 
-    def read() -> None:
+    def read():
         """Read to the end: a terminal that is not read is full after a while, and blocks its writer."""
         nonlocal shown
         with suppress(OSError):

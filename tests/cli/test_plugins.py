@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -43,7 +42,7 @@ class Own({base}):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """The current directory, with a module of the documentation for each of a family and a kind."""
     family, _, registration = blocks("docs/guides/add-a-family.md", "python")
     (tmp_path / "family_alone.py").write_text(family)
@@ -64,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def install(**groups: str) -> None:
+def install(**groups: str):
     """Install a package with these entry points in a folder of Python's path."""
     about = Path("others-1.0.dist-info")
     about.mkdir()
@@ -73,7 +72,7 @@ def install(**groups: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
 
 
-def write_checked() -> None:
+def write_checked():
     """The schedule file with the new kind that the page on instructions writes."""
     exec(compile(blocks("docs/guides/add-an-instruction.md", "python")[1], "add-an-instruction.md", "exec"), {})
 
@@ -148,7 +147,7 @@ def test_a_broken_entry_point_is_refused_with_its_package(command, group, line, 
 
 def test_errors_of_a_family_name_it(command):
     register("falls")(lambda shape, optimizer: shape.nothing)
-    register("returns")(lambda shape, optimizer: 3)  # type: ignore[arg-type]
+    register("returns")(lambda shape, optimizer: 3)
     for name, words in (("falls", "AttributeError"), ("returns", "returned int")):
         assert command(f"schedule {name} -P 2 -m 2").refused(f"family {name}", words)
     with pytest.raises(ValueError, match="one word"):

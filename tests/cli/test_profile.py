@@ -1,7 +1,5 @@
 """`recycle profile` and `recycle report`: measured profiles, and the parts of a run's time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -31,7 +29,7 @@ steps = 5
 
 
 @pytest.fixture(autouse=True)
-def job() -> None:
+def job():
     Path("job.toml").write_text(EMULATED)
 
 

@@ -45,7 +45,7 @@ PROFILES = {
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     for name, saved in {**SCHEDULES, **PROFILES}.items():

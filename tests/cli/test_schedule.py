@@ -107,7 +107,7 @@ JOB = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n"
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     """One that is valid, one with a forward twice, and one with a warning about serialised transports."""
     valid = one_f_one_b(Shape(1, 2, 3))
     valid.save("valid.json")
@@ -190,7 +190,7 @@ CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.fixture(autouse=True)
-def timed_file() -> None:
+def timed_file():
     one_f_one_b(Shape(1, 4, 8)).save("1f1b.json")
 
 

@@ -38,7 +38,7 @@ def is_one_line(errors: str, *words: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def job_file() -> None:
+def job_file():
     Path("job.toml").write_text(job(2, 2, 2, planner={"steps": 1}).to_toml())
 
 

@@ -35,7 +35,7 @@ steps = 6
 
 
 @pytest.fixture(autouse=True)
-def job(tmp_path: Path) -> Path:
+def job(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(EMULATED)
     return path
@@ -53,7 +53,7 @@ def end_by_signal(command: Command, line: str, number: int, when: Callable[[], b
     """Run a command that gets a signal as soon as `when` holds; also return the seconds from the signal to its end."""
     signaled_at = [0.0]
 
-    def send_signal() -> None:
+    def send_signal():
         until(when)
         signaled_at[0] = time.monotonic()
         os.kill(os.getpid(), number)
@@ -67,10 +67,10 @@ def end_by_signal(command: Command, line: str, number: int, when: Callable[[], b
 
 
 HANGS = "[membership]\nhung_after = 1000\nwarm_up = 1000\ngrace = 8\n"
-_CALM: dict[str, list[tuple[int, float, float | None]]] = {}
+_CALM = {}
 
 
-def assert_has_the_bits_of_a_calm_run(command: Command) -> None:
+def assert_has_the_bits_of_a_calm_run(command: Command):
     text = Path("job.toml").read_text().replace(HANGS, "")
     if text not in _CALM:
         assert command("train job.toml --run calm").status == 0
@@ -78,7 +78,7 @@ def assert_has_the_bits_of_a_calm_run(command: Command) -> None:
     assert losses("run") == _CALM[text]
 
 
-def assert_resumes_to_the_same_bits(command: Command) -> None:
+def assert_resumes_to_the_same_bits(command: Command):
     assert command("train job.toml --resume --run run").status == 0
     assert_has_the_bits_of_a_calm_run(command)
 
@@ -264,7 +264,7 @@ def function(job):
 
 
 @pytest.fixture(autouse=True)
-def module() -> None:
+def module():
     Path("cli_models.py").write_text(MODULE)
 
 

@@ -11,9 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from tests.cli.command import Command
 
 
 @pytest.fixture(autouse=True)
-def schedule_file() -> None:
+def schedule_file():
     one_f_one_b(Shape(2, 2, 2)).save("plan.json")
 
 
@@ -108,12 +106,12 @@ def test_the_viewer_loads_no_torch():
 
 
 @pytest.fixture
-def layouts(command: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[list[str], str]]:
+def layouts(command, monkeypatch):
     """Labels of the tabs, and the whole layout, of the page that a command serves."""
-    served: list[Any] = []
+    served = []
     monkeypatch.setattr(viz.app, "serve", lambda app, port, on_ready: served.append(app))
 
-    def layout_of(line: str) -> tuple[list[str], str]:
+    def layout_of(line):
         assert command(line).status == 0
         layout = served.pop().server.test_client().get("/_dash-layout").get_json()
         tabs = layout["props"]["children"][1]["props"]["children"][0]["props"]["children"]

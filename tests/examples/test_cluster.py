@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 @pytest.fixture
-def recycle(tmp_path: Path) -> Path:
+def recycle(tmp_path):
     """The command, whatever environment the tests run in."""
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
@@ -101,7 +101,7 @@ class SlurmJob:
         folder: with `bin/recycle` and `job.toml`; the run directory is `run` there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder, self.directory = folder, folder / "run"
         write_command(
             folder / "bin",
@@ -132,7 +132,7 @@ class SlurmJob:
                 start_new_session=True,
             )
 
-    def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]) -> None:
+    def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]):
         deadline = time.monotonic() + 240
         while not condition():
             assert time.monotonic() < deadline, (self.folder / "output").read_text()

@@ -21,9 +21,7 @@ yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[t
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
-RULES: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
-]
+RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 LABELS = {metric.name: {"run", *metric.labels} for metric in RUN_METRICS}
 
 

@@ -28,7 +28,7 @@ EXAMPLES = Path("examples")
 
 def run_cells(name: str) -> tuple[dict[str, Any], list[Any]]:
     """The names that are defined in the end, and what the last line of each cell of code gives, if it is a value."""
-    names: dict[str, Any] = {}
+    names = {}
     shown = []
     cells = json.loads((EXAMPLES / "notebooks" / f"{name}.ipynb").read_text())["cells"]
     for cell in cells:

@@ -45,19 +45,13 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        job: Job,
-        server: EtcdServer,
-        name: str,
-        *options: str,
-        nodes: Sequence[Node] = LOOPBACK,
-    ) -> None:
+        self, directory: Path, job: Job, server: EtcdServer, name: str, *options: str, nodes: Sequence[Node] = LOOPBACK
+    ):
         self._directory, self._server, self._name, self._options = directory, server, name, options
         self._nodes = nodes
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
-        self.agents: dict[int, subprocess.Popen[bytes] | WarmProcess] = {}
+        self.agents = {}
 
     def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmProcess:
         """Start the agent of a node.
@@ -89,7 +83,7 @@ class Cluster:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return events_of(self._directory / "run", kind)
 
-    def reach(self, condition: Callable[[], bool], what: str) -> None:
+    def reach(self, condition: Callable[[], bool], what: str):
         """Wait for something to have happened."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
@@ -99,10 +93,10 @@ class Cluster:
             assert not ended, f"agents {ended} ended before {what}; {messages}"
             time.sleep(0.05)
 
-    def reach_step(self, step: int) -> None:
+    def reach_step(self, step: int):
         self.reach(lambda: len(self.lines("metrics")) > step, f"step {step}")
 
-    def slow_down(self, seconds: float) -> None:
+    def slow_down(self, seconds: float):
         """Let every iteration begin with such a pause, while a test awaits something slow."""
         (self._directory / SLOWLY).write_text(f"{seconds}")
 
@@ -111,7 +105,7 @@ class Cluster:
         messages = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
         return max((int(text), node) for node, text in messages.items() if text.strip().isdigit())[1]
 
-    def assert_trained_as(self, calm: RunResult) -> None:
+    def assert_trained_as(self, calm: RunResult):
         """Every step once, with the losses and at the end the states of a calm run on one machine, to the last bit."""
         metrics, final = self.lines("metrics"), self.events("finished")[-1]["digests"]
         assert [line["step"] for line in metrics] == list(range(len(calm.losses)))
@@ -122,23 +116,23 @@ class Cluster:
             worker: {str(stage): digest for stage, digest in calm.digests[worker].items()} for worker in final
         }
 
-    def kill(self, node: int) -> None:
+    def kill(self, node: int):
         self.agents[node].kill()
         self.agents[node].wait()
 
-    def reach_end(self, node: int, code: int) -> None:
+    def reach_end(self, node: int, code: int):
         """Wait until an agent has ended, with this exit code."""
         ended = self.agents.pop(node).wait(PATIENCE)
         assert ended == code, f"agent {node}: {ended}; {self.output(node).read_text()[-2000:]}"
 
-    def finish(self) -> None:
+    def finish(self):
         """Let the run go at full speed, and wait until every agent that was not killed has ended well."""
         (self._directory / SLOWLY).unlink()
         for node, agent in self.agents.items():
             code = agent.wait(PATIENCE)
             assert code in (0, -signal.SIGKILL), f"agent {node}: {code}; {self.output(node).read_text()[-2000:]}"
 
-    def end(self) -> None:
+    def end(self):
         for agent in self.agents.values():
             if agent.poll() is None:
                 agent.send_signal(signal.SIGCONT)

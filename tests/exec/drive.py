@@ -55,7 +55,7 @@ def micro_batches(pipeline: int, count: int) -> list[MicroBatch]:
 def one_f_one_b(stage: int, stages: int, batches: Sequence[MicroBatch]) -> Program:
     """1F1B of one stage: as many forwards ahead as stages follow."""
     warmup = min(stages - stage - 1, len(batches))
-    program: Program = [("F", batch) for batch in batches[:warmup]]
+    program = [("F", batch) for batch in batches[:warmup]]
     for place, batch in enumerate(batches[warmup:]):
         program += [("F", batch), ("B", batches[place])]
     return program + [("B", batch) for batch in batches[len(batches) - warmup :]]
@@ -66,11 +66,11 @@ def split(program: Program, weight_order: Sequence[MicroBatch]) -> Program:
     return [("I" if kind == "B" else kind, batch) for kind, batch in program] + [("W", batch) for batch in weight_order]
 
 
-def execute(work: Iterable[tuple[Stage, Program]]) -> None:
+def execute(work: Iterable[tuple[Stage, Program]]):
     """Run all programs; each stage object's own order is kept. Fails when none can go on."""
     queues = [(stage, list(program)) for stage, program in work]
-    activations: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
-    gradients: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
+    activations = {}
+    gradients = {}
     while any(program for _, program in queues):
         progress = False
         for stage, program in queues:
@@ -96,7 +96,7 @@ def execute(work: Iterable[tuple[Stage, Program]]) -> None:
         assert progress, f"stuck: {[(stage.index, program[:1]) for stage, program in queues]}"
 
 
-def reduce_gradients(hosts: Sequence[Stage]) -> None:
+def reduce_gradients(hosts: Sequence[Stage]):
     """Sum the buffers of one stage's hosts in the order given, and give every host the sum."""
     for buffers in zip(*(host.gradient_buffers() for host in hosts), strict=True):
         total = buffers[0].clone()
@@ -106,7 +106,7 @@ def reduce_gradients(hosts: Sequence[Stage]) -> None:
             buffer.copy_(total)
 
 
-def reduce_tied(stages: Sequence[Stage]) -> None:
+def reduce_tied(stages: Sequence[Stage]):
     """Sum the shared gradients of tied stages; each stage has its own sum here."""
     buffers = [buffer for stage in stages for buffer in stage.tied_buffers()]
     if buffers:
@@ -129,7 +129,7 @@ def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -
     return sum(stages[-1].loss_sum() for stages in pipelines)
 
 
-def run_deferred(stages: Sequence[Stage], step: int, order: Sequence[int] = (3, 1, 0, 2)) -> None:
+def run_deferred(stages: Sequence[Stage], step: int, order: Sequence[int] = (3, 1, 0, 2)):
     """The same of one pipeline, with every B as I, and all W at the end in this order of the micro-batches."""
     batches = micro_batches(0, len(order))
     for stage in stages:

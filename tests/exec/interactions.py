@@ -28,9 +28,9 @@ from typing import Any
 
 from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError
-from recycle.exec.faults.faults import Fault, check_faults, parse_fault
+from recycle.exec.faults.faults import check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.launcher import train
 from recycle.exec.processes.forkserver import ForkServer, last_lines
 from recycle.job import PricedJob
 from tests.exec.runs import figures, job, of_kind
@@ -84,13 +84,13 @@ def _job(sections: Sections) -> PricedJob:
 
 
 def _draw_sections(draw: random.Random, features: Sequence[str]) -> tuple[Sections, Sections]:
-    def chance(feature: str, share: float) -> bool:
+    def chance(feature, share):
         return draw.random() < share and feature in features
 
     pipelines, ranks = draw.randint(2, 4), draw.randint(1, 3)
     chunks = 2 if chance("chunks", 0.25) and ranks > 1 else 1
     shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": draw.randint(1, 3), "chunks": chunks}
-    plain: Sections = {
+    plain = {
         "shape": shape,
         "model": {"layers": 2 * ranks * chunks},
         "memory": {"limit": (ranks + 2) * chunks},
@@ -128,9 +128,9 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
     """Faults that leave each stage a host that has its state, in an order that can happen."""
     shape, sharded = drawn.shape, drawn.train.sharded_optimizer
     most_dead = drawn.train.optimizer_copies - 1 if sharded else shape.pipelines - 1
-    dead: dict[tuple[int, int], int] = {}
-    fenced: list[int] = []
-    faults: list[Fault] = []
+    dead = {}
+    fenced = []
+    faults = []
     step = draw.randint(1, 3)
     for _ in range(draw.randint(1, 4)):
         if step >= STEPS - 1:
@@ -185,10 +185,10 @@ def _finds_states(drawn: PricedJob) -> bool:
     return bool(drawn.integrity.digests or _interval(drawn.integrity.every))
 
 
-def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) -> None:
+def run_interaction(interaction: Interaction, folder: Path, server: ForkServer):
     """Train the three jobs of a seed. Raises AssertionError where they differ."""
 
-    def launch(sections: Sections, faults: Sequence[str], name: str) -> RunResult:
+    def launch(sections, faults, name):
         struck = [parse_fault(fault) for fault in faults]
         trained = _job(sections)
         return train(trained, folder / name, steps=STEPS, faults=struck, planner=plan_for_training, server=server)
@@ -228,7 +228,7 @@ def outcome_of(interaction: Interaction) -> str:
     return ""
 
 
-def _run_alone(interaction: Interaction, folder: Path) -> None:
+def _run_alone(interaction: Interaction, folder: Path):
     os.environ["RECYCLE_CACHE"] = str(folder / "cache")
     server = ForkServer("emulated")
     run_interaction(interaction, folder, server)

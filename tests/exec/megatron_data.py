@@ -78,7 +78,7 @@ def dealt_out(pipelines: int, micro_batches: int, size: int, steps: int) -> dict
 class MegatronBatches:
     """Micro-batches of a job's "gpt-dataset", made of megatron-core's own parts alone."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         shape, data, steps = job.shape, job.data, job.train.steps
         assert data.path is not None
         self._numbers = dealt_out(shape.pipelines, shape.micro_batches, data.micro_batch_size, steps)

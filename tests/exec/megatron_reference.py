@@ -54,12 +54,12 @@ class MegatronReference(WarmPool):
         processes: how many to start, for `use` of jobs with more workers; as many as the job has when left out.
     """
 
-    def __init__(self, job: Job, processes: int | None = None) -> None:
+    def __init__(self, job: Job, processes: int | None = None):
         super().__init__(processes or job.shape.worker_count, _make_worker)
         self._used = 0
         self.use(job)
 
-    def use(self, job: Job) -> None:
+    def use(self, job: Job):
         """Go over to another job of at most as many workers: new process groups, new model."""
         self._count = job.shape.worker_count
         self._used += 1
@@ -68,8 +68,8 @@ class MegatronReference(WarmPool):
     def iteration(self, step: int) -> Iteration:
         """One iteration's gradients and losses; no optimizer step is taken."""
         answers = self.ask(self._count, "iteration", step)
-        gradients: dict[str, torch.Tensor] = {}
-        losses: dict[int, float] = {}
+        gradients = {}
+        losses = {}
         equal = True
         for replica, named, part_losses, _ in answers:
             losses |= part_losses
@@ -99,12 +99,12 @@ class MegatronReference(WarmPool):
 @contextlib.contextmanager
 def shims() -> Iterator[None]:
     """Let Megatron's schedules and DDP run without a GPU. For test processes only."""
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda self, *_, **__: self
     with without_gpu():
         yield
 
 
-def leave() -> None:
+def leave():
     """Leave the process groups of this process, if it has any."""
     from megatron.core import parallel_state
 
@@ -121,7 +121,7 @@ def join(
     chunks: int = 1,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
-) -> None:
+):
     """Form the process groups of a Megatron job, in place of those before."""
     from megatron.core import parallel_state
 
@@ -173,9 +173,9 @@ def gpt_model(
 
 
 def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
-    worker: _Worker | None = None
+    worker = None
 
-    def answer(what: str, *arguments: Any) -> Any:
+    def answer(what, *arguments):
         nonlocal worker
         with shims():
             if what == "use":
@@ -190,7 +190,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
 class _Worker:
     """One process of a Megatron job."""
 
-    def __init__(self, job: Job, rank: int, store: Any) -> None:
+    def __init__(self, job: Job, rank: int, store: Any):
         torch.set_num_threads(job.train.threads)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -274,7 +274,7 @@ class _Worker:
         """See `MegatronReference.shim_cost`."""
         tokens, _ = self._corpus.batch(0, 0).values()
 
-        def seconds(without: contextlib.AbstractContextManager[Any]) -> float:
+        def seconds(without):
             with without:
                 start = time.perf_counter()
                 output = self._model.module(
@@ -295,7 +295,7 @@ class _Worker:
         number, tokens, labels = next(batches)
         output = model(input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=labels)
 
-        def loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        def loss(losses):
             mean = losses.mean()
             return mean, {"id": number, "loss": mean.detach().clone()}
 

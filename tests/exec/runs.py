@@ -20,7 +20,7 @@ def job(
     pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]
 ) -> PricedJob:
     """A job of the given shape; sections add or replace keys."""
-    keys: dict[str, dict[str, Any]] = {
+    keys = {
         "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
         "memory": {"limit": ranks + 1},
         "planner": {"seconds": 1.0},
@@ -70,7 +70,7 @@ def figures(result: RunResult) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
 
 
-def assert_same_training(run: RunResult, reference: RunResult) -> None:
+def assert_same_training(run: RunResult, reference: RunResult):
     """Every loss, also of evaluations, and norm, and the final state of every worker that lives, to the last bit."""
     assert figures(run) == figures(reference)
     assert run.evaluations == reference.evaluations
@@ -89,7 +89,7 @@ def live_workers(result: RunResult) -> list[int]:
     return [line["live_workers"] for line in result.metrics]
 
 
-_CALM: dict[tuple[str, int], RunResult] = {}
+_CALM = {}
 
 
 def calm_run(config: Job, launch: Run, steps: int) -> RunResult:

@@ -47,7 +47,7 @@ class Part:
 class TensorWorkers(WarmPool):
     """T processes."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         super().__init__(count, _make_worker, count)
         self._count = count
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,11 +35,11 @@ def address(node: int) -> LeaderAddress:
 class Run:
     """A run in etcd, and its agents' views of it."""
 
-    def __init__(self, server: EtcdServer) -> None:
+    def __init__(self, server: EtcdServer):
         self.name, self._server = f"run-{os.urandom(4).hex()}", server
 
     def agent(self, **settings: object) -> Election:
-        limits = MembershipSection(store=self._server.url, **settings)  # type: ignore[arg-type]
+        limits = MembershipSection(store=self._server.url, **settings)
         return Election(open_client(self._server.url, limits), self.name, limits)
 
     def client(self) -> EtcdClient:
@@ -53,7 +52,7 @@ class Run:
 
 
 @pytest.fixture
-def run(etcd: EtcdServer) -> Iterator[Run]:
+def run(etcd):
     run = Run(etcd)
     yield run
     last = run.agent()
@@ -104,7 +103,7 @@ def test_write_that_arrives_after_later_ones_changes_nothing(run, monkeypatch):
     assert leader.campaign(address(0))
     post = EtcdClient._post
 
-    def lose_answers(client: EtcdClient, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def lose_answers(client, path, body, seconds):
         is_first = path == "/kv/txn" and body not in requests
         requests.append(body)
         answer = post(client, path, body, seconds)

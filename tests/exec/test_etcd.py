@@ -22,7 +22,7 @@ from tests.exec.runs import job
 
 
 def connect(server: EtcdServer, **settings: object) -> EtcdClient:
-    return open_client(server.url, MembershipSection(**settings))  # type: ignore[arg-type]
+    return open_client(server.url, MembershipSection(**settings))
 
 
 def write(client: EtcdClient, name: str, value: str, lease: str | None = None) -> bool:
@@ -90,7 +90,7 @@ def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd):
 
 
 @pytest.fixture
-def locked(own_etcd: EtcdServer) -> EtcdServer:
+def locked(own_etcd):
     """A server that lets in root with the password "secret" only."""
     add = {"name": "root", "password": "secret"}
     for path, body in (("user/add", add), ("user/grant", {"user": "root", "role": "root"}), ("enable", {})):
@@ -160,7 +160,7 @@ def test_an_answer_that_comes_in_drops_ends_with_the_timeout():
         assert time.monotonic() - began < 5.0
 
 
-def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0) -> None:
+def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0):
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,15 @@ def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it():
     assert gpus_of([], range(2)) == []
 
 
-def lose(library: Nvml, gpu: Gpu) -> None:
+def lose(library: Nvml, gpu: Gpu):
     gpu.is_lost = True
 
 
-def remove(library: Nvml, gpu: Gpu) -> None:
+def remove(library: Nvml, gpu: Gpu):
     del library.gpus[gpu.uuid]
 
 
-DEFECTS: dict[str, Callable[[Nvml, Gpu], object]] = {
+DEFECTS = {
     "GPU-b is lost: GPU is lost": lose,
     "GPU-b is lost: Not Found": remove,
     "GPU-b has 2 more uncorrected memory errors than at the start of the run": lambda _, gpu: setattr(
@@ -75,7 +74,7 @@ def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected):
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+def library(monkeypatch):
     library = Nvml(*map(Gpu, GPUS))
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
@@ -118,9 +117,9 @@ def test_a_process_stays_on_the_processors_near_its_gpu(library):
     last = max(allowed)
     library.gpus["GPU-b"].processors = 1 << last | 1 << 63
     library.gpus["GPU-c"].processors = 1 << 63  # none of them is allowed here
-    seen: list[set[int]] = []
+    seen = []
 
-    def bind() -> None:  # in a new thread, with which the affinity ends
+    def bind():  # in a new thread, with which the affinity ends
         for place in (2, 1):
             stay_near(GPUS, place)
             seen.append(os.sched_getaffinity(0))
@@ -146,7 +145,7 @@ def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(tmp_p
     monkeypatch.setenv("GPUS_OF_TEST", str(gpus))
 
     class Breaking(Observer):
-        def committed(self, line: dict[str, Any]) -> None:
+        def committed(self, line: dict[str, Any]):
             gpus.write_text("GPU-a GPU-b GPU-c")  # the last position is 1.1
 
     run = train(

@@ -10,8 +10,8 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -59,10 +59,10 @@ def accepted_stranger() -> tuple[socket.socket, Link]:
 class Middle:
     """A man in the middle between agent and leader: passes on the handshake, then what a test sends."""
 
-    def __init__(self, client_key: bytes = KEY, server_key: bytes = KEY) -> None:
+    def __init__(self, client_key: bytes = KEY, server_key: bytes = KEY):
         with socket.create_server(("127.0.0.1", 0)) as at_client, socket.create_server(("127.0.0.1", 0)) as at_server:
             port = at_client.getsockname()[1]
-            self.client: Future[Link] = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
+            self.client = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
             self.to_client = at_client.accept()[0]
             self.to_server = socket.create_connection(at_server.getsockname())
             self.server = Link(at_server.accept()[0], Message, server_key, is_server=True)
@@ -91,19 +91,19 @@ class Middle:
 
     def leader_reads(self, *frames: bytes) -> list[Any]:
         """What the leader makes of what comes over the network. Raises LinkClosed."""
-        got: list[Any] = []
+        got = []
         for frame in frames:
             self.to_server.sendall(frame)
             got += arrived(self.server)
         return got
 
-    def close(self) -> None:
+    def close(self):
         self.to_client.close()
         self.to_server.close()
 
 
 @pytest.fixture
-def middle() -> Iterator[Middle]:
+def middle():
     middle = Middle().complete()
     yield middle
     middle.close()
@@ -211,16 +211,16 @@ def test_slow_handshake_ends_at_its_deadline(monkeypatch):
 class Pair:
     """A link in a hub, and its other end."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub):
         own, self.other = socket.socketpair()
         self.link, self.far = Link(own, Message), Link(self.other, Message)
-        self.heard: list[Any] = []
+        self.heard = []
         self.link.owner = lambda link, messages: self.heard.extend([None] if messages is None else messages)
         hub.add(self.link)
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub():
     hub = Hub()
     yield hub
     hub.close()
@@ -234,7 +234,7 @@ def test_unread_messages_wait_without_delaying_other_links(hub):
         hub.send(quick.link, Stop(number))
     assert slow.link.has_unsent
     assert quick.far.read() == [Stop(number) for number in range(8)]
-    got: list[Any] = []
+    got = []
     while len(got) < 8:
         got += slow.far.read()
         hub.dispatch()

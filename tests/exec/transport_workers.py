@@ -45,7 +45,7 @@ LIMITS = MembershipSection(transport_timeout=60.0, dead_after=30.0, form_timeout
 class TransportWorkers(WarmPool):
     """As many processes as asked for."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         super().__init__(count, _make_worker)
         self._cases = 0
 
@@ -64,9 +64,9 @@ class TransportWorkers(WarmPool):
 def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
-    plugin: TransportPlugin | None = None
+    plugin = None
 
-    def run(kind: str, *case: Any) -> str:
+    def run(kind, *case):
         nonlocal plugin
         if type(plugin) is not PLUGINS[kind]:  # gloo's would shut the sockets that another keeps
             Simulated.accelerator = None  # on which the last plug-in keeps communicators
@@ -81,16 +81,8 @@ def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
 
 
 def _case(
-    store: Any,
-    watch: Any,
-    plugin: TransportPlugin,
-    name: str,
-    text: str,
-    place: int,
-    action: str,
-    n: int,
-    victim: int,
-) -> None:
+    store: Any, watch: Any, plugin: TransportPlugin, name: str, text: str, place: int, action: str, n: int, victim: int
+):
     schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
@@ -111,7 +103,7 @@ def _case(
         plugin.end()
 
 
-def _end_when_told(watch: Any, name: str, over: threading.Event, plugin: TransportPlugin) -> None:
+def _end_when_told(watch: Any, name: str, over: threading.Event, plugin: TransportPlugin):
     watch.wait([f"{name}/over"], timedelta(seconds=ANSWER_SECONDS))
     over.set()
     plugin.wake()
@@ -124,7 +116,7 @@ def _iterate(
     role: Worker,
     iteration: int,
     end: str,
-) -> None:
+):
     """Every transfer and sum of one iteration; dies before the first sum if `end` says so, or before the first send."""
     transport.begin(program, iteration)
     pending, begun = {}, dict[ReduceBucket, torch.Tensor]()
@@ -170,4 +162,4 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}
+PLUGINS = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,23 +26,23 @@ from tests.tokens.tokenizers import saved_tokenizer
 FIRST, INDEX = "model-00001-of-00003.safetensors", "model.safetensors.index.json"
 
 
-def without(folder: Path, name: str) -> None:
+def without(folder: Path, name: str):
     write_tensors(folder, {key: tensor for key, tensor in tensors_of(LLAMA).items() if key != name})
 
 
-def replaced(folder: Path, name: str, tensor: torch.Tensor) -> None:
+def replaced(folder: Path, name: str, tensor: torch.Tensor):
     write_tensors(folder, tensors_of(LLAMA) | {name: tensor})
 
 
-def config(folder: Path, **changes: object) -> None:
+def config(folder: Path, **changes: object):
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
 
 
-def names_a_file(folder: Path, name: str) -> None:
+def names_a_file(folder: Path, name: str):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
 
 
-def pickled(folder: Path) -> None:
+def pickled(folder: Path):
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
@@ -51,7 +50,7 @@ def pickled(folder: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 """What a clone without Git LFS has in place of a large file."""
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+WRONG = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
     "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
     "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: does not hold a JSON object"),
@@ -186,7 +185,7 @@ def test_import_holds_at_most_one_file_of_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "PART_BYTES", 4096)
     most = 0
 
-    def look(*_: int) -> None:
+    def look(*_):
         nonlocal most
         held = {t.untyped_storage().data_ptr(): t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor}
         most = max(most, sum(held.values()))

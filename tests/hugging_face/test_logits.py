@@ -149,7 +149,7 @@ def test_export_copies_the_tokenizer_and_limits_file_sizes():
     result = import_model(folder, CHECKPOINT)
     assert list(result.carried) == ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
     assert verify_files(CHECKPOINT).manifest.step == -1
-    progress: list[tuple[int, int]] = []
+    progress = []
     export_model(CHECKPOINT, BACK, most_bytes=40_000, progress=lambda *bytes: progress.append(bytes))
     for name in result.carried:
         assert (BACK / name).read_bytes() == (folder / name).read_bytes()
@@ -157,7 +157,7 @@ def test_export_copies_the_tokenizer_and_limits_file_sizes():
     assert [path.name for path in shards] == [f"model-{n:05d}-of-00006.safetensors" for n in range(1, 7)]
     assert max(path.stat().st_size for path in shards[1:]) < 41_000  # the embedding alone is larger
     assert progress[-1] == (result.parameters * 4, result.parameters * 4)
-    index: dict[str, Any] = json.loads((BACK / "model.safetensors.index.json").read_text())
+    index = json.loads((BACK / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == result.parameters * 4
     assert same_bits(stored(BACK), stored(folder))
     assert torch.equal(logits_of(BACK, TOKENS), logits_of(folder, TOKENS))

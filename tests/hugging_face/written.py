@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from recycle.hugging_face.conversion import import_model
 from recycle.hugging_face.correspondence import blocks
 from recycle.job import Job
 
-LLAMA: dict[str, Any] = {
+LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 40,
@@ -50,7 +49,7 @@ def write_model(folder: Path, config: dict[str, Any] | None = None, shards: int 
     return folder
 
 
-def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1):
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     if shards == 1:
@@ -111,7 +110,7 @@ GEMMA = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+MODELS = {
     "llama": ("Llama", {"rms_norm_eps": 1e-6}),
     "llama 3.1": ("Llama", {"rope_parameters": LLAMA_3, "head_dim": 16, "num_key_value_heads": 1}),
     "llama tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -162,7 +161,7 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers makes of the model in a folder and tokens [rows, sequence], in fp32."""
     model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        logits: torch.Tensor = model(tokens).logits
+        logits = model(tokens).logits
     return logits
 
 
@@ -188,7 +187,7 @@ def job_of(weights: Path, ranks: int = 1, chunks: int = 1, more: str = "") -> Jo
 
 def our_logits(job: Job, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [rows, sequence, vocabulary] of the job's stages with their initial weights."""
-    carried: torch.Tensor | None = None
+    carried = None
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     for stage in build_stages(job, range(job.shape.stages), CPU).values():
         assert isinstance(stage, MegatronStage)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
 
-from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle import Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.worker.kinds import RELEASES, RUNS
@@ -35,7 +30,7 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def rerun(tmp_path, monkeypatch):
     """The file of the page, imported; its kind is unregistered after the test."""
     (tmp_path / "rerun.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,7 +47,7 @@ def plain(**programs: str) -> Schedule:
 
 
 @pytest.fixture
-def schedule(rerun: ModuleType) -> Schedule:
+def schedule(rerun):
     return Schedule.from_text(SHAPE, PROGRAMS)
 
 
@@ -72,7 +67,7 @@ def test_it_is_written_read_lowered_and_timed(rerun, schedule):
     assert schedule.text() == PROGRAMS
     assert check(lower(schedule), about_to_run=True) == []
     timeline, without = (simulate(each, Profile.uniform(2, 1, 1)) for each in (schedule, plain()))
-    assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]  # type: ignore[operator]
+    assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]
     assert (timeline.peak_activations, without.peak_activations) == ([3, 1, 2, 1], [2, 1, 2, 1])
 
 
@@ -89,13 +84,13 @@ def test_its_own_rule_is_checked(rerun, worker, program, message):
 
 
 def test_it_runs_on_real_stages_and_finds_a_wrong_output(rerun, schedule, monkeypatch):
-    gpt: Job = job(2, 2, 2, kind="gpt")
+    gpt = job(2, 2, 2, kind="gpt")
     with_rerun, without = run(schedule, gpt, steps=2), run(plain(), gpt, steps=2)
     assert with_rerun.losses == without.losses
     assert with_rerun.digests == without.digests
     forward = MegatronStage.forward
 
-    def wrong(stage: MegatronStage, *inputs: Any) -> torch.Tensor | None:
+    def wrong(stage, *inputs):
         output = forward(stage, *inputs)
         return None if output is None else output * (1 + 2**-20)
 

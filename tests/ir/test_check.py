@@ -28,7 +28,7 @@ from recycle import (
 )
 from recycle.ir.check import explain
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
-from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction, OverlappedPair, make_instruction
+from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, OverlappedPair, make_instruction
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
@@ -46,7 +46,7 @@ def two_ranks(first: str, second: str, micro_batches: int = 2, **arguments: obje
     for rank, row in enumerate((first, second)):
         cells = (cell + f"@0.{1 - rank}" if "SEND" in cell or "RECV" in cell else cell for cell in row.split(","))
         rows[f"0.{rank}"] = " ".join(cells)
-    return Schedule.from_text(Shape(1, 2, micro_batches), rows, **arguments)  # type: ignore[arg-type]
+    return Schedule.from_text(Shape(1, 2, micro_batches), rows, **arguments)
 
 
 def summary(findings: list[Finding]) -> list[tuple[str, str | None, int | None, str | None]]:
@@ -191,7 +191,7 @@ def edited(base: str, worker: str, old: str, new: str, **options: Any) -> Schedu
     assert programs[worker].count(old) == 1, (worker, old, programs[worker])
     programs[worker] = programs[worker].replace(old, new)
     kept = {"placement": valid.placement, "optimizer": valid.optimizer, "buckets": valid.buckets}
-    return Schedule.from_text(valid.shape, programs, **kept, forward_only=valid.forward_only, **options)  # type: ignore[arg-type]
+    return Schedule.from_text(valid.shape, programs, **kept, forward_only=valid.forward_only, **options)
 
 
 def test_the_bases_of_the_edits_are_valid():
@@ -204,7 +204,7 @@ def test_one_edit_of_a_valid_program_gives_one_finding_at_its_place(code, base, 
     require_one_finding(edited(base, worker, old, new), code, worker, instruction)
 
 
-def require_one_finding(schedule: Schedule, code: str, worker: str | None, instruction: str | None) -> None:
+def require_one_finding(schedule: Schedule, code: str, worker: str | None, instruction: str | None):
     (finding,) = check(schedule)
     assert (finding.rule, finding.worker or worker, finding.instruction) == (code, worker, instruction)
     if finding.position is not None:
@@ -212,7 +212,7 @@ def require_one_finding(schedule: Schedule, code: str, worker: str | None, instr
 
 
 LOWERED = BASES["plain"].text()
-RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
+RULE_EXAMPLES = {
     "no-host": (Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0"}, failed=["0.1"]), None, None),
     "failed-worker": (Schedule.from_text(SHAPE, LOWERED, failed=["1.1"]), "1.1", "1RECV_F1.0@1.0"),
     "apart": (
@@ -362,10 +362,10 @@ def test_random_programs_never_make_the_checker_raise(rng):
     shape = Shape(rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 2))
     workers = list(shape.workers())
 
-    def number(most: int) -> int:
+    def number(most):
         return rng.choice([rng.randint(0, most), rng.randint(-2, most + 2)])
 
-    def random_instruction() -> Instruction:
+    def random_instruction():
         cls, stage = rng.choice(KIND_CLASSES), number(shape.stages)
         micro_batch = MicroBatch(number(shape.pipelines), number(shape.micro_batches))
         if cls is OverlappedPair:

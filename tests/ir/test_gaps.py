@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.simulate import slack
-from recycle.ir.trace import Trace, executed_timeline
+from recycle.ir.trace import executed_timeline
 from recycle.runs import logs
 from tests.ir.random_schedules import random_profile, random_schedule
 
@@ -105,7 +104,7 @@ def is_transfer(timeline: Timeline, row: int) -> bool:
 
 def pieces(instruction: Instruction) -> tuple[Instruction, ...]:
     is_pair = isinstance(instruction, OverlappedPair)
-    return (instruction.forward, instruction.backward) if is_pair else (instruction,)  # type: ignore[attr-defined]
+    return (instruction.forward, instruction.backward) if is_pair else (instruction,)
 
 
 def arrivals_of(timeline: Timeline) -> dict[tuple[Worker, Value], float]:
@@ -183,10 +182,10 @@ PROFILE = Profile.uniform(link=0.25)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Callable[..., Trace]:
+def record(tmp_path):
     """Writes a timeline as an executor would, receives announced when the worker comes to them, and reads it back."""
 
-    def write(timeline: Timeline, shift: dict[str, float]) -> Trace:
+    def write(timeline, shift):
         schedule = timeline.schedule
         for w, worker in enumerate(SHAPE.workers()):
             late, now, ran = 100.0 + shift.get(str(worker), 0.0), 0.0, []

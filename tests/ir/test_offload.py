@@ -21,7 +21,7 @@ def with_program(program: str) -> Schedule:
 
 
 def starts(schedule: Schedule, bandwidth: float, **profile: object) -> dict[str, float]:
-    timeline = simulate(schedule, Profile(host_bandwidth=bandwidth, **profile))  # type: ignore[arg-type]
+    timeline = simulate(schedule, Profile(host_bandwidth=bandwidth, **profile))
     return dict(zip(timeline.schedule.words(), timeline.start.tolist(), strict=True))
 
 

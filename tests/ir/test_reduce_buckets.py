@@ -20,7 +20,7 @@ def in_buckets(schedule: Schedule, buckets: int) -> Schedule:
 
 
 @pytest.fixture
-def lowered() -> Schedule:
+def lowered():
     """1F1B of two pipelines, each stage reduced in three buckets; worker 0.0 ends with the parts of 0W0.2."""
     return lower(in_buckets(one_f_one_b(TWO), 3))
 

@@ -1,7 +1,5 @@
 """A cut of the model has the prices of the fault-free stages that its units come from."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate, combinations, pairwise
 
@@ -54,7 +52,7 @@ def test_no_other_cut_has_a_lighter_heaviest_part(seed):
     assert sum(sizes) == len(weights)
     assert min(sizes) >= 1
 
-    def heaviest(ends: tuple[int, ...]) -> float:
+    def heaviest(ends):
         return max(sum(weights[a:b]) for a, b in pairwise([0, *ends, len(weights)]))
 
     least = min(heaviest(ends) for ends in combinations(range(1, len(weights)), parts - 1))

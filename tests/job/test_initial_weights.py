@@ -34,7 +34,7 @@ QWEN = ModelSection(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return saved(tmp_path / "weights", QWEN)
 
 

@@ -20,7 +20,7 @@ def module(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 

@@ -25,11 +25,11 @@ from tests.exec.drive import build_stage
 from tests.hugging_face.written import write_model
 
 NEWEST = "latest_checkpointed_iteration.txt"
-MODEL: dict[str, Any] = {
+MODEL = {
     **{"kind": "llama", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocabulary": 512, "sequence": 16},
     "config": {"num_query_groups": 2},
 }
-ARGUMENTS: dict[str, Any] = {
+ARGUMENTS = {
     **{"num_attention_heads": 4, "group_query_attention": True, "num_query_groups": 2, "kv_channels": 8},
     **{"norm_epsilon": 1e-5, "normalization": "RMSNorm", "swiglu": True, "squared_relu": False, "rotary_base": 10000},
     **{"rotary_percent": 1.0, "use_rope_scaling": False, "rope_scaling_factor": 8.0, "position_embedding_type": "rope"},
@@ -41,20 +41,20 @@ TARGET = Path("target")
 
 
 @pytest.fixture(scope="module")
-def part() -> Any:
+def part():
     """megatron-core's model with all layers."""
     job = Job(grid=ShapeSection(1, 1, 1), model=ModelSection(**MODEL))
     return build_stage(job, 0)._part.module
 
 
-def write_job(model: ModelSection) -> None:
+def write_job(model: ModelSection):
     Path("job.toml").write_text(Job(grid=ShapeSection(1, 1, 1), model=model).to_toml())
 
 
 class Import:
     """Imports a checkpoint of Megatron's into `target`, by a job of the model."""
 
-    def __init__(self, part: Any, command: Command) -> None:
+    def __init__(self, part: Any, command: Command):
         self._part, self._command = part, command
         write_job(ModelSection(**MODEL))
 
@@ -73,7 +73,7 @@ class Import:
 
 
 @pytest.fixture
-def imported(part: Any, command: Command) -> Import:
+def imported(part, command):
     return Import(part, command)
 
 
@@ -230,7 +230,7 @@ class _Runs:
 def test_code_in_pickles_does_not_run(imported, monkeypatch):
     folder = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise AssertionError("code of the checkpoint ran")
 
     monkeypatch.setattr(pickle, "dumps", fail)

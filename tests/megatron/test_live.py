@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ SURVIVORS = [worker for worker in ALL if worker != VICTIM]
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[LiveWorkers]:
+def workers():
     with LiveWorkers() as started:
         yield started
 
@@ -31,14 +30,14 @@ def value(worker: Worker) -> float:
 def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
     """What the rules say; `live` is alone before the first generation."""
 
-    def entry(worker: Worker) -> float:
+    def entry(worker):
         return value(worker if worker in live else Worker(0, worker.rank))
 
     hosts = [value(worker) for worker in live if worker.rank == own.rank]
     pipeline = [entry(Worker(own.pipeline, rank)) for rank in range(SHAPE.ranks)]
     by_rank = [Worker(k, r) for r in range(SHAPE.ranks) for k in range(SHAPE.pipelines)]
     firsts = [value(Worker(0, rank)) for rank in range(SHAPE.ranks)]
-    found: dict[str, Any] = {
+    found = {
         "sum world": sum(map(value, live)),
         "sum hosts": sum(hosts),
         "sum pipeline": sum(pipeline),
@@ -61,7 +60,7 @@ def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
     return found | ({"sum ends": firsts[0] + firsts[-1]} if own.rank != 1 else {})
 
 
-def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
+def require_rules(workers: LiveWorkers, live: list[Worker]):
     workers.form(live)
     for worker, found in workers.results(live).items():
         refused = found.pop("refused")
@@ -127,7 +126,7 @@ def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(worker
 
 def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since():
     live = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
-    transport: Any = None
+    transport = None
     peers = EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(1, 0)])
     assert peers.holder(Worker(1, 0)) == Worker(0, 0)
     with pytest.raises(SystemExit, match=str(STAGE_LOST)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +16,12 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
+def jobs():
     with Jobs(4) as started:
         yield started
 
 
-_THEIRS: dict[str, Result] = {}
+_THEIRS = {}
 
 
 def theirs(jobs: Jobs, case: Case) -> Result:
@@ -200,7 +199,7 @@ def test_unfit_schedule_is_refused_at_the_first_call(jobs, case, message):
     assert "\n" not in str(refusal.value)
 
 
-def _called(case: Case, chunks: list[Any]) -> None:
+def _called(case: Case, chunks: list[Any]):
     from recycle.megatron import forward_backward_func
 
     forward_backward_func("zb-v")(
@@ -213,11 +212,11 @@ def _called(case: Case, chunks: list[Any]) -> None:
     )
 
 
-def _misplaced(case: Case) -> None:
+def _misplaced(case: Case):
     _called(case, build(replace(case, schedule=None))[0])
 
 
-def _tied(case: Case) -> None:
+def _tied(case: Case):
     chunks, _ = build(case)
     for chunk in chunks:
         chunk.module.share_embeddings_and_output_weights = True

@@ -60,7 +60,7 @@ def installed_script() -> Path | None:
 
 
 @pytest.fixture
-def script() -> Path:
+def script():
     found = installed_script()
     if found is None:
         pytest.skip("no Megatron-LM: set RECYCLE_MEGATRON_LM to a checkout of core_v0.16.1")
@@ -157,7 +157,7 @@ def test_samples_are_read_on_and_read_again_for_any_rank():
     class Loader:
         batch_sampler = SimpleNamespace(micro_batch_times_data_parallel_size=4)
 
-        def __init__(self, dataset: range, consumed: int) -> None:
+        def __init__(self, dataset: range, consumed: int):
             self._rows, self._rank = dataset[consumed:], parallel_state.get_data_parallel_rank()
             opened.append((consumed, self._rank))
 
@@ -170,7 +170,7 @@ def test_samples_are_read_on_and_read_again_for_any_rank():
     )
     samples = Samples(training, range(100), 8)
 
-    def read(pipeline: int) -> list[Any]:
+    def read(pipeline):
         reader = samples.iterator(pipeline)
         assert reader is not None
         return [next(reader) for _ in range(2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from recycle.errors import RecycleError
 from recycle.exec.launch.launcher import train
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
-from tests.cli.command import Command
 from tests.cli.conftest import command as command, working_directory as working_directory
-from tests.conftest import Servers
 from tests.megatron.jobs import Case, Jobs, build
 
 pytestmark = pytest.mark.process
@@ -56,13 +53,13 @@ COUNTS = {"gpt": 53, "llama": 27}
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
+def jobs():
     with Jobs(4) as started:
         yield started
 
 
 @pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.soak), "llama"])
-def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(request, servers, tmp_path_factory):
     """A checkpoint of a run of two steps, of two pipeline and two tensor ranks; its job is in the same folder."""
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / "job.toml"
@@ -73,7 +70,7 @@ def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: 
 
 
 @pytest.fixture
-def exported(trained: Path, command: Command) -> Path:
+def exported(trained, command):
     """The iteration's folder of its export to `there`."""
     output = command(f"export-megatron {trained} -o there --json").json
     assert (output["iteration"], output["moments"]) == (2, True)
@@ -142,7 +139,7 @@ def test_megatron_loads_exported_checkpoints(jobs, trained, exported, sizes):
     assert sum(equal) == COUNTS[case.model["kind"]] * case.tensor_parallel
 
 
-def _save(state: dict[str, Any], back: Path) -> None:
+def _save(state: dict[str, Any], back: Path):
     """Megatron's own saver writes the state, split as this process has it."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -158,7 +155,7 @@ def _save(state: dict[str, Any], back: Path) -> None:
     filesystem_async._results_queue = None
 
 
-def assert_same_tensors(original: Path, back: Path, least: int) -> None:
+def assert_same_tensors(original: Path, back: Path, least: int):
     """All tensors of a checkpoint that came back are those that were trained here."""
     before, after = (StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError) for folder in (original, back))
     assert len(after.places) > least
@@ -186,7 +183,7 @@ def _with_optimizer(exported: Path, case: Case) -> tuple[Any, Any, dict[str, Any
     return chunk, optimizer, metadata
 
 
-def _saved_with_optimizer(exported: Path, back: Path, case: Case) -> None:
+def _saved_with_optimizer(exported: Path, back: Path, case: Case):
     chunk, optimizer, metadata = _with_optimizer(exported, case)
     model = chunk.module.sharded_state_dict(metadata=metadata)
     _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
@@ -201,7 +198,7 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, traine
     assert lines[-1] == f"resume with: recycle train {path} --resume --run run"
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
-    more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
+    more = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
     resumed = train(job, run, steps=4, resume=True, **more)
     calm = train(job, Path("calm").resolve(), steps=4, **more)
     for key in ("step", "loss", "grad_norm"):

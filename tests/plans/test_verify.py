@@ -119,7 +119,7 @@ def test_every_schedule_satisfies_every_row(case):
             grid = [(0.0, window / 11, 11), (window, 0.0, 1)]
             certificate = Certificate(0.0, 1.0, window, {}, [], list(chain), grid)
             stated = SimpleNamespace(limits=priced.limits, planner={"decoupled": priced.planner.decoupled})
-            exact = ExactJob(problem.schedule(order), stated, priced.prices, certificate)  # type: ignore[arg-type]
+            exact = ExactJob(problem.schedule(order), stated, priced.prices, certificate)
             program = Program(exact, certificate)
             assert runs.broken_rows(program, begin) == []
 
@@ -127,10 +127,10 @@ def test_every_schedule_satisfies_every_row(case):
 class Runs:
     """When and where a schedule runs its operations."""
 
-    def __init__(self, problem: Problem, order: Order) -> None:
+    def __init__(self, problem: Problem, order: Order):
         self.problem, n, stages = problem, problem.micro_batches, problem.shape.stages
         started, times = time_order(problem, order).latest_starts.tolist(), problem.times.tolist()
-        self.of: dict[tuple[int, int], list[tuple[float, float, int]]] = {}
+        self.of = {}
         for w, program in enumerate(order):
             for x in program:
                 seconds = times[x // n] * problem.speed[w]
@@ -201,7 +201,7 @@ def moved(number: int, by: int) -> Callable[[Any], Any]:
     return lambda row: row[1].__setitem__(number, row[1][number] + by)
 
 
-CHANGES: dict[str, Change] = {
+CHANGES = {
     **{f"{rule} raised": each(rule, scaled(3.0)) for rule in TOGETHER if rule != "share"},
     **{f"{rule} negative": each(rule, scaled(-1.0)) for rule in ("rate", "memory", "end")},
     **{f"{rule} missing": without(rule) for rule in TOGETHER if rule != "share"},
@@ -236,7 +236,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.fixture(scope="module")
-def planned() -> dict[str, Any]:
+def planned():
     found = plan(worked_example(4, steps=1), [DEAD])
     return msgspec.json.decode(found.text())
 

@@ -55,7 +55,7 @@ def test_counts_start_at_zero_and_include_unknown_kinds():
 
 
 def test_dead_workers_have_a_cause():
-    def generation(time: float, *live: str) -> dict[str, Any]:
+    def generation(time, *live):
         return event(time, "generation", generation=2, step=2, live=list(live))
 
     events = [EVENTS[1], event(16.0, "drained", worker="0.1", step=2), generation(16.0, "0.0")]

@@ -16,7 +16,7 @@ from tests.runs.test_report import EVENTS, METRICS, line
 SHAPE = "[shape]\npipelines = 2\nranks = {}\nmicro_batches = 2\n"
 
 
-def append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def append(path: Path, lines: Sequence[Mapping[str, Any]]):
     with path.open("a") as stream:
         stream.writelines(json.dumps(each) + "\n" for each in lines)
 
@@ -24,18 +24,18 @@ def append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 class GrowingRun:
     """A run directory, and a reader that has followed it from the start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
         (path / "job.toml").write_text(SHAPE.format(2))
         (path / "metrics.jsonl").write_text("")
         self.reader = RunReader(path)
 
-    def require_same(self) -> None:
+    def require_same(self):
         followed, whole = self.reader.read(), RunReader(self.path).read()
         assert followed == whole
         assert followed.report.parts == whole.report.parts
 
-    def work(self, worker: Worker, generation: int, step: int, start: float) -> None:
+    def work(self, worker: Worker, generation: int, step: int, start: float):
         rows = [("0F0.0", start, start + 0.2), ("0B0.0", start + 0.2, start + 0.6)]
         append_iteration(log_path(self.path, worker), step, generation, worker, rows)
 

@@ -51,7 +51,7 @@ def rounded(parts: dict[TimePart, float]) -> dict[str, float]:
     return {part.value: round(seconds, 9) for part, seconds in parts.items() if round(seconds, 9)}
 
 
-def assert_whole(report: RunReport) -> None:
+def assert_whole(report: RunReport):
     """The parts fill the wall clock without a gap or an overlap."""
     assert report.spans[0].start == 0.0
     assert all(before.end == after.start for before, after in zip(report.spans, report.spans[1:], strict=False))

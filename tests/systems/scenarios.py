@@ -44,14 +44,14 @@ class Play:
         alive: nodes that it begins with; all when left out.
     """
 
-    def __init__(self, system: System, alive: str = "") -> None:
-        self.system: Any = system
-        self.state: Any = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
+    def __init__(self, system: System, alive: str = ""):
+        self.system = system
+        self.state = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
         self.period = getattr(self.state, "period", None)
 
     def change(self, dead: str = "", joined: str = "") -> Change:
         """These nodes die and those come; neither is a boundary at which it may reconsider."""
-        change: Change = self.system.change(self.state, nodes(dead), nodes(joined))
+        change = self.system.change(self.state, nodes(dead), nodes(joined))
         self.state = change.state
         return change
 
@@ -75,7 +75,7 @@ class Play:
         texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
         return {name: text.replace(",", ";") for name, text in texts.items()}
 
-    def play(self, *steps: str) -> None:
+    def play(self, *steps: str):
         """Steps as "-2 -3: event=fatal, idle=2": nodes that die (-2) and come (+2), none at a boundary, or "begin", and
         facts that are expected of the change."""
         for step in steps:

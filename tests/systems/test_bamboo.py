@@ -117,7 +117,7 @@ def test_redundant_forwards_precede_the_backwards_of_copied_stages(case):
                         Backward.kind,
                         rank,
                         instruction.micro_batch,
-                    )  # type: ignore[attr-defined]
+                    )
 
 
 FREE = Profile(0.0, 0.0, 0.0, reduce=1.0)

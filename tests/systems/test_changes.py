@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -65,11 +65,11 @@ def elaswave(memory: float = 400.0) -> ElasWave:
     system = ElasWave(scenario(2, 4, 12, layers=12, layer=layer, memory=(memory,) * 4, bandwidth=8.0))
     if memory > 50.0:  # the grid of the job, whatever other grid is faster
         grid = system.grids.grid(2, 4)
-        system.grids.best = lambda slots: grid  # type: ignore[assignment]
+        system.grids.best = lambda slots: grid
     return system
 
 
-MAKERS: dict[str, System] = {
+MAKERS = {
     "bamboo": bamboo,
     # Worker 2 comes back with nothing: its stage and the copy of the next one are copied.
     "large bamboo": partial(bamboo, 12, layer={"state": 7e9}, bandwidth=1e9),
@@ -223,7 +223,7 @@ def test_results_and_costs_of_changes(name, alive, steps):
 
 
 LAYERS = {"gradients": 1.0, "step": 0.5}
-RUNS: list[tuple[System, Sequence[str]]] = [
+RUNS = [
     (lambda: Bamboo(scenario(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9", "-2")),
     (
         partial(oobleck, layer={"gradients": 0.25, "step": 0.125, "message": 0.01}, latency=0.01),
@@ -250,7 +250,7 @@ def test_configurations_pass_check_fit_and_take_their_period(make, lives):
 THREE = tuple(Layer(1.0, 1.0, 1.0, static=100.0 * part, activation=float(part)) for part in (1, 2, 3))
 TWO_LAYERS = scenario(2, 4, 6, layers=8, layer={"static": 10.0}, memory=(43.0,) * 4)
 UNEVEN = replace(scenario(1, 3, 10), layers=THREE, memory=(1.0,) * 3)
-MISFITS: list[tuple[System, float, float, str]] = [
+MISFITS = [
     # Two stages and the buffers of both, of a micro-batch each or of what 1F1B holds; a single stage has no copy.
     (lambda: Bamboo(TWO_LAYERS), 44, 43, "1 pipeline(s) of 8 stages"),
     (lambda: Bamboo(UNEVEN), 200 + 10 * 2 + 300 + 10 * 3, 1, ""),

@@ -137,7 +137,7 @@ def test_corruption_returns_to_a_checkpoint_from_before_it_or_undoes_what_was_un
         outcome = run(system, scenario(notice=notice), spoiled)
         assert outcome.samples == 100 * kept, notice
         booked(outcome)
-    system.unnoticed = lambda state: 40.0  # type: ignore[attr-defined]
+    system.unnoticed = lambda state: 40.0
     outcome = run(system, scenario(), spoiled)
     assert (outcome.samples, outcome.lost["redone"]) == (1100, pytest.approx(44.0))
 

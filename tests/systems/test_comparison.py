@@ -36,7 +36,7 @@ def test_every_second_is_booked_and_every_node_accounted_for(name):
 class Watched:
     """A system whose every change is held against the protocol."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System):
         self.system = system
         self.changes = 0
         self.name = system.name

@@ -212,10 +212,10 @@ def test_generator_defaults_match_the_hardware_trace():
     traces = [Generator(days=349, seed=seed).trace(400) for seed in range(6)]
     per_day = [trace.rate * 86400 * 1000 for trace in traces]
     assert sum(per_day) / 6 == pytest.approx(4.2, rel=0.08)
-    repairs: list[float] = []
+    repairs = []
     for trace in traces:
         assert trace.up == frozenset(range(400))
-        begun: dict[int, float] = {}
+        begun = {}
         for change in trace.changes:
             repairs += [change.time - begun.pop(node) for node in change.joined]
             begun |= dict.fromkeys(change.failed, change.time)

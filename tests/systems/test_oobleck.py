@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise, product
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -82,7 +81,7 @@ def multisets(sizes: list[int], nodes: int) -> list[tuple[int, ...]]:
 @fewer
 @given(weights, st.integers(4, 16), st.integers(1, 3))
 def test_instantiation_maximizes_micro_batches_per_second(seconds, nodes, least):
-    def rate(chosen: Sequence[int]) -> float:
+    def rate(chosen):
         return sum(1 / seconds[size] for size in chosen)
 
     result = instantiate(seconds, nodes, least, 12, lambda chosen: 0.0)
@@ -227,7 +226,7 @@ def test_any_deaths_and_joins_give_valid_schedules(events):
         pool = sorted(live if is_failure else common.all_nodes - live)
         chosen = pool[first % max(1, len(pool)) :][:count]
         text = " ".join(map(str, chosen))
-        state: Any = (played.change(text) if is_failure else played.change(joined=text)).state
+        state = (played.change(text) if is_failure else played.change(joined=text)).state
         assert state.live == (live.difference(chosen) if is_failure else live.union(chosen))
         if hasattr(state, "shares"):
             used = [node for members in state.pipelines for node in members]

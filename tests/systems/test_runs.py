@@ -16,7 +16,6 @@ from recycle.ir.lower import with_barrier
 from recycle.plans import with_updates_of
 from recycle.systems.bamboo.pipelines import StageRanks, healthy_hosts, hosts_after_loss, iteration_schedule
 from recycle.systems.oobleck.pipelines import iteration_schedule as unequal
-from recycle.systems.scenario import Split
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.slow
@@ -40,7 +39,7 @@ def fault_free(layers: int) -> RunResult:
 
 def states(result: RunResult) -> dict[int, str]:
     """Digest of each stage's parameters and optimizer state, which all of its hosts agree on."""
-    digests_of_stage: dict[int, set[str]] = {}
+    digests_of_stage = {}
     for stages in result.digests.values():
         for stage, digest in stages.items():
             digests_of_stage.setdefault(stage, set()).add(digest)
@@ -60,7 +59,7 @@ def assert_same_bits(schedule: Schedule, trained: Job) -> RunResult:
 
 
 def without(*dead: int) -> StageRanks:
-    hosts: StageRanks | None = healthy_hosts(4)
+    hosts = healthy_hosts(4)
     for rank in dead:
         assert hosts is not None
         hosts = hosts_after_loss(hosts, rank)
@@ -92,7 +91,7 @@ def test_redundant_forwards_release_their_activations():
     assert {stage.held_micro_batches() for stages in ran.stages.values() for stage in stages.values()} == {0}
 
 
-CASES: dict[str, tuple[list[Split], list[int]]] = {
+CASES = {
     "two and three stages": ([(3, 3), (2, 2, 2)], [3, 5]),
     "three depths": ([(6,), (3, 3), (2, 1, 2, 1)], [2, 2, 4]),
     "another cut at the same depth": ([(4, 2), (2, 4)], [5, 3]),

@@ -194,7 +194,7 @@ def test_empty_document_is_dropped(tmp_path):
 
 
 def test_failed_files_are_removed(tmp_path):
-    def interrupted() -> None:
+    def interrupted():
         with TokenFiles(tmp_path / "half", 256) as files:
             files.add([1])
             raise KeyboardInterrupt

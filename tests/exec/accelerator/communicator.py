@@ -44,7 +44,7 @@ _ADDRESS = struct.Struct("!H4s16s")
 class Work:
     """A queued operation."""
 
-    def __init__(self, communicator: Communicator, done: threading.Event) -> None:
+    def __init__(self, communicator: Communicator, done: threading.Event):
         self._communicator, self._done = communicator, done
 
     def wait(self) -> bool:
@@ -86,12 +86,12 @@ class Communicator:
         address: str = "127.0.0.1",
         seconds: float = 60.0,
         ctas: int | None = None,
-    ) -> None:
+    ):
         device.check()
         device.make_communicator()
         self.failed_at, self._blocks = math.inf, min(ctas or CTAS, device.limits.multiprocessors)
         self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
-        self.kept: dict[Work, list[torch.Tensor]] = {}
+        self.kept = {}
         self._aborted = threading.Event()
         try:
             self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
@@ -141,7 +141,7 @@ class Communicator:
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         (tensor,) = tensors
 
-        def kernel() -> None:
+        def kernel():
             self._read(peer, 1)
             self._write(peer, _bytes(tensor))
 
@@ -150,7 +150,7 @@ class Communicator:
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         (tensor,) = tensors
 
-        def kernel() -> None:
+        def kernel():
             spoil(tensor)
             self._write(peer, b"r")
             self._receive(peer, tensor)
@@ -194,7 +194,7 @@ class Communicator:
     ) -> Work:
         """Rank 0 combines the tensors of all ranks into the results of each rank."""
 
-        def kernel() -> None:
+        def kernel():
             parts = [torch.cat(given) if len(given) > 1 else given[0].clone() for _ in self._ranks]
             for tensor in taken:
                 spoil(tensor)
@@ -219,7 +219,7 @@ class Communicator:
             raise RuntimeError("the communicator was aborted")
         before = self.device.reached()
 
-        def run() -> None:
+        def run():
             if self.device.failed:  # no result to send
                 return
             try:
@@ -232,7 +232,7 @@ class Communicator:
         self.kept[work] = tensors
         return work
 
-    def _receive(self, peer: int, tensor: torch.Tensor) -> None:
+    def _receive(self, peer: int, tensor: torch.Tensor):
         flat = tensor.detach().view(-1).view(torch.uint8)
         raw = self._read(peer, flat.numel())
         flat.copy_(torch.frombuffer(raw, dtype=torch.uint8))
@@ -250,7 +250,7 @@ class Communicator:
             data += piece
         return data
 
-    def _write(self, peer: int, raw: bytes) -> None:
+    def _write(self, peer: int, raw: bytes):
         remaining = memoryview(raw)
         while remaining:
             self._spin([], [self._peers[peer]])
@@ -261,7 +261,7 @@ class Communicator:
             except OSError:
                 self._never()
 
-    def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]) -> None:
+    def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]):
         while not self._ended():
             if any(select.select(readable, writable, [], SPIN_SECONDS)):
                 return
@@ -275,30 +275,30 @@ class Communicator:
         """Whether the watchdog has seen an error."""
         return time.monotonic() - self.failed_at > WATCHDOG_SECONDS
 
-    def break_link(self) -> None:
+    def break_link(self):
         """Break the link, as a network adapter that dies: nothing arrives any more at any end."""
         self.failed_at = min(self.failed_at, time.monotonic())
         for peer in self._peers.values():
             peer.shutdown(socket.SHUT_RDWR)
 
-    def _never(self) -> None:
+    def _never(self):
         """The peer never comes, which a kernel cannot know."""
         self.failed_at = min(self.failed_at, time.monotonic())
         while not self._ended():
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted
 
-    def _end_kernels(self) -> None:
+    def _end_kernels(self):
         self.device.abort()
         self._aborted.set()
 
-    def _free(self) -> None:
+    def _free(self):
         self.device.free_communicator()
         for peer in self._peers.values():
             peer.close()
 
 
-def abort_group(communicators: Sequence[Communicator]) -> None:
+def abort_group(communicators: Sequence[Communicator]):
     """Abort communicators of one process together."""
     for communicator in communicators:
         communicator._end_kernels()
@@ -313,7 +313,7 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def spoil(tensor: torch.Tensor) -> None:
+def spoil(tensor: torch.Tensor):
     """Fill a buffer whose data has not arrived."""
     with torch.no_grad():
         tensor.fill_(math.nan if tensor.is_floating_point() else 0x7F)

@@ -21,9 +21,8 @@ import msgspec
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.launcher import train
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.job import Job
 from tests.exec.accelerator.struck import Hostile, over
 from tests.exec.fault_matrix import JOB
 from tests.exec.runs import Run, assert_same_training, calm_run, of_kind
@@ -58,7 +57,7 @@ def soak(kills: int, launch: Run, seed: int = 1) -> tuple[int, int]:
     return dead.total(), len(of_kind(run, "generation"))
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--per-run", type=int, default=50, help="kills in one run, each run with another seed")
@@ -66,7 +65,7 @@ def main() -> None:
     with closing(ForkServer(JOB.model.kind)) as server, tempfile.TemporaryDirectory(prefix="soak-") as folder:
         os.environ["RECYCLE_CACHE"] = folder
 
-        def launch(job: Job, steps: int, *faults: str) -> RunResult:
+        def launch(job, steps, *faults):
             directory = Path(tempfile.mkdtemp(dir=folder))
             parsed = [parse_fault(fault) for fault in faults]
             return train(job, directory, steps=steps, faults=parsed, planner=plan_for_training, server=server)

@@ -27,7 +27,7 @@ HOST = ("message_spec", "gradient_buffers", "tied_buffers", "expect", "gradient_
 class QueuedStage:
     """A stage whose computations are kernels of a device."""
 
-    def __init__(self, stage: Stage, device: Device) -> None:
+    def __init__(self, stage: Stage, device: Device):
         self._stage, self._device, self.index = stage, device, stage.index
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +40,7 @@ class QueuedStage:
             self._device.check()
         return getattr(self._stage, name)
 
-    def _launch(self, name: str, *arguments: Any) -> None:
+    def _launch(self, name: str, *arguments: Any):
         self._device.launch(lambda: getattr(self._stage, name)(*arguments), name)
 
     def _message(self, name: str, *arguments: Any) -> torch.Tensor | None:
@@ -53,14 +53,14 @@ class QueuedStage:
         return message
 
 
-def compute_on(device: Device) -> None:
+def compute_on(device: Device):
     """Let stages that this process builds later compute on `device`."""
     for name in ("recycle.exec.worker.worker", "recycle.exec.launch.torchrun"):
-        module: Any = sys.modules.get(name)
+        module = sys.modules.get(name)
         if module is not None:
             module.build_stages = _queued(module.build_stages, device)
     for name in ("recycle.exec.hooks.saver", "recycle.exec.worker.step_state"):
-        pinning: Any = sys.modules.get(name)
+        pinning = sys.modules.get(name)
         if pinning is not None:
             pinning.on_host = partial(_pinned, device)
 
@@ -71,7 +71,7 @@ def _pinned(device: Device, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _queued(build: Callable[..., dict[int, Stage]], device: Device) -> Callable[..., dict[int, Stage]]:
-    def build_queued(*arguments: Any, **settings: Any) -> dict[int, Stage]:
+    def build_queued(*arguments, **settings):
         built = build(*arguments, **settings)
         return {index: cast(Stage, QueuedStage(stage, device)) for index, stage in built.items()}
 

@@ -16,14 +16,14 @@ from tests.exec.accelerator.device import Device, DeviceClock
 class Process:
     """A host whose main thread waits for a decision, and its device."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.device = Device(eager=True)
         self.queued, self.waits = DeviceProgress(DeviceClock(self.device)), False
         self.progress = Progress(lambda: replace(self.queued.state(), waits=self.waits))
         self.progress.begin_operation("REDUCE")
         self.progress.set_waiting(True)
 
-    def launch(self, operation: str, kernel: Callable[[], object]) -> None:
+    def launch(self, operation: str, kernel: Callable[[], object]):
         began = self.queued.clock.mark()
         self.device.launch(kernel)
         self.queued.record_queued(operation, began, self.queued.clock.mark())
@@ -35,7 +35,7 @@ class Process:
 
 
 @pytest.fixture
-def process() -> Process:
+def process():
     return Process()
 
 

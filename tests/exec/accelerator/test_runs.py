@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import product
 
 import msgspec
 import pytest
 
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.launcher import RunResult
 from recycle.job import PricedJob
 from tests.exec.accelerator.soak import soak
 from tests.exec.accelerator.struck import (
@@ -51,7 +49,7 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
 def test_fault_is_detected_in_its_phases_and_changes_no_bit(name, struck, launch):
     steps = APART * (len(struck) + 3)
 
-    def strike(faults: Sequence[str]) -> RunResult:
+    def strike(faults):
         return launch(over(Simulated, JOB), steps, *faults)
 
     assert matrix_row(name, struck, strike, calm_run(JOB, launch, steps))[-1] == "identical"

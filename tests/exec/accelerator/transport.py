@@ -66,18 +66,18 @@ class Simulated(LanePlugin):
 class OwnDevice(Simulated):
     """For threads of one process, with a device each."""
 
-    def __init__(self, settings: TransportSettings, device: Device) -> None:
+    def __init__(self, settings: TransportSettings, device: Device):
         self.device_of_thread = device
         super().__init__(settings)
 
-    def take(self) -> Device:  # type: ignore[override]
+    def take(self) -> Device:
         return self.device_of_thread
 
 
 class SimulatedTransport(LaneTransport):
     """One generation of it."""
 
-    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration, accelerator: Device) -> None:
+    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration, accelerator: Device):
         self._accelerator = accelerator
         super().__init__(plugin, groups)
 
@@ -92,11 +92,11 @@ class SimulatedTransport(LaneTransport):
     def _multiprocessors(self) -> int:
         return self._accelerator.limits.multiprocessors
 
-    def _abort(self, groups: Sequence[Any]) -> None:
+    def _abort(self, groups: Sequence[Any]):
         abort_group(groups)
 
     def _mark(self) -> Callable[[], bool]:
         return self._accelerator.reached().is_set
 
-    def _synchronize(self) -> None:
+    def _synchronize(self):
         self._accelerator.synchronize()

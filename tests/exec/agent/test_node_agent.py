@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -51,19 +50,19 @@ A, B = Worker(0, 0), Worker(0, 1)
 class Processes:
     """Stands for the processes of a node; a test says which of them end."""
 
-    def __init__(self) -> None:
-        self.alive: set[Worker] = set()
-        self.killed: list[Worker] = []
-        self.started: list[Start] = []
-        self._gone: dict[Worker, tuple[str, str]] = {}
+    def __init__(self):
+        self.alive = set()
+        self.killed = []
+        self.started = []
+        self._gone = {}
 
-    def start(self, order: Start) -> None:
+    def start(self, order: Start):
         worker = Worker.parse(order.worker)
         assert worker not in self.alive
         self.alive.add(worker)
         self.started.append(order)
 
-    def ends(self, worker: Worker, how: str) -> None:
+    def ends(self, worker: Worker, how: str):
         self.alive.discard(worker)
         self._gone[worker] = how, f"log of {worker}"
 
@@ -71,7 +70,7 @@ class Processes:
         gone, self._gone = self._gone, {}
         return gone
 
-    def kill(self, worker: Worker) -> None:
+    def kill(self, worker: Worker):
         self.killed.append(worker)
 
     def running(self, worker: Worker) -> bool:
@@ -81,11 +80,11 @@ class Processes:
 class Watch:
     """Stands for the checks of GPUs; a test says which are defective, and when a check ends."""
 
-    def __init__(self) -> None:
-        self.defects: dict[str, str] = {}
+    def __init__(self):
+        self.defects = {}
         self.is_checking, self.checks = False, 0
 
-    def check(self) -> None:
+    def check(self):
         self.checks += 1
 
     def defect(self, place: str) -> str | None:
@@ -95,7 +94,7 @@ class Watch:
 class Node:
     """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
 
-    def __init__(self, tensor_parallel: int) -> None:
+    def __init__(self, tensor_parallel: int):
         self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
         listener, self.address = listen_locally()
         processes, self.watch = cast(LocalProcesses, self.processes), Watch()
@@ -113,7 +112,7 @@ class Node:
         for worker in (A, B):
             self.agent.obey(Start(str(worker), 0, str(worker), 0))
 
-    def _drain(self, link: Link, message: Drain) -> None:
+    def _drain(self, link: Link, message: Drain):
         self.drained.append(message)
 
     def connect(self) -> Link:
@@ -127,7 +126,7 @@ class Node:
         self.serve()
         return link
 
-    def serve(self) -> None:
+    def serve(self):
         while self.hub.dispatch(0.02):
             pass
 
@@ -154,7 +153,7 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node():
     node = Node(1)
     yield node
     node.hub.close()

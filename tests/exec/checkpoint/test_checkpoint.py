@@ -7,7 +7,7 @@ import math
 import os
 import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
-from recycle.exec.protocol import Commit, StoredFile
+from recycle.exec.protocol import Commit
 from recycle.job import Job
 from recycle.job.manifest import manifest_text
 from tests.exec.drive import run_pipelines, small_job
@@ -34,7 +34,7 @@ FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
     """Write a complete checkpoint of the stages as they are."""
     folder = checkpoint.folder_of(root, step)
-    files: dict[str, StoredFile] = {}
+    files = {}
     for stage in stages:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
     commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
@@ -45,12 +45,12 @@ def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
 
 
 @pytest.fixture
-def stages() -> list[EmulatedStage]:
+def stages():
     return [EmulatedStage(JOB, index) for index in (0, 1)]
 
 
 @pytest.fixture
-def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
+def root(tmp_path, stages):
     """Checkpoints of steps 4 and 9."""
     for step in (4, 9):
         store(tmp_path, JOB, step, stages)
@@ -58,7 +58,7 @@ def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
 
 
 def newest(root: Path) -> tuple[int | None, list[str]]:
-    warnings: list[str] = []
+    warnings = []
     complete = checkpoint.newest(root, warnings.append)
     return (None if complete is None else complete.manifest.step), warnings
 
@@ -75,17 +75,17 @@ def test_complete_checkpoint_has_every_float_of_its_commit(root):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
-def cut(path: Path) -> None:
+def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path: Path, place: int = -3) -> None:
+def flip(path: Path, place: int = -3):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(bytes(content))
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGES = {
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "it has no manifest.json"),
     "manifest cut off": (lambda folder: cut(folder / "manifest.json"), "manifest.json: damaged"),
     "manifest not of this kind": (
@@ -123,7 +123,7 @@ def test_newer_format_is_refused(root):
 
 
 def test_loading_restores_every_bit_and_unpickles_nothing(root, stages, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise AssertionError("unpickled")
 
     expected = [stage.digests() for stage in stages]
@@ -182,18 +182,18 @@ def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(f
     )
 
 
-def write_until_killed(root: Path, places: int) -> None:
+def write_until_killed(root: Path, places: int):
     """Write a checkpoint of step 11 in a process that is killed as it puts its file number `places` in place."""
     put = os.replace
 
-    def replace(source: str, target: str) -> None:
+    def replace(source, target):
         nonlocal places
         places -= 1
         if not places:
             os.kill(os.getpid(), signal.SIGKILL)
         put(source, target)
 
-    os.replace = replace  # type: ignore[assignment]
+    os.replace = replace
     store(root, JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,7 +16,7 @@ from recycle.exec.emulation import EmulatedStage
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
+from recycle.exec.protocol import Commit, GenerationRecord, SavedPart
 from recycle.exec.worker.step_state import StepState
 from recycle.job import Job
 from tests.exec.runs import job
@@ -31,9 +30,9 @@ PLAIN = Commit(1, 0.5, 0.25, 1.0)
 class Run:
     """A 2 x 2 job without processes: its checkpoints, and the savers of its workers."""
 
-    def __init__(self, root: Path, job: Job) -> None:
+    def __init__(self, root: Path, job: Job):
         self.job, self.root, self.warnings = job, root, list[str]()
-        self.saved: dict[tuple[int, int], Saved] = {}
+        self.saved = {}
         self._woken = threading.Event()
         self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)
         self.stages = {name: {int(name[2]): EmulatedStage(job, int(name[2]))} for name in LIVE}
@@ -46,7 +45,7 @@ class Run:
             hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
             saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
 
-    def _announce(self, part: SavedPart) -> None:
+    def _announce(self, part: SavedPart):
         self.saved[part.step, part.stage] = part.saved
 
     def commit(self, step: int) -> Commit:
@@ -55,7 +54,7 @@ class Run:
             updates.step(int(name[2]), commit)
         return commit
 
-    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
+    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD):
         for name in names or LIVE:
             self.savers[name].save(record, commit)
         for name in names or LIVE:
@@ -96,7 +95,7 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path):
     started = Run(tmp_path / "checkpoints", job(2, 2, 2, train={"checkpoint_every": 2, "checkpoint_keep": 2}))
     yield started
     started.completion.close()

@@ -24,7 +24,6 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
 from recycle.job import price
 from tests.exec.runs import (
-    Run,
     calm_run,
     events_of,
     figures,
@@ -43,7 +42,7 @@ WHOLE_STAGE = ("kill:0.1@{}", "kill:1.1@{}", "kill:2.1@{}")
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
 
 
-def assert_same_course(run: Path, calm: RunResult) -> None:
+def assert_same_course(run: Path, calm: RunResult):
     """Losses, norms, and the last checkpoint are equal to the last bit."""
     lines = lines_of(run, "metrics")
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
@@ -73,13 +72,13 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
 
 
 @pytest.fixture
-def whole(launch: Run) -> RunResult:
+def whole(launch):
     """A GPT, trained for 8 steps."""
     return calm_run(gpt(3, 2, 4), launch, 8)
 
 
 @pytest.fixture
-def part(launch: Run, tmp_path: Path) -> Path:
+def part(launch, tmp_path):
     """The same, ended after 4 steps; its last checkpoint has step 3."""
     return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
 
@@ -120,13 +119,13 @@ def small(**train: Any) -> Job:
 
 
 @pytest.fixture
-def emulated(launch: Run) -> RunResult:
+def emulated(launch):
     """12 emulated steps."""
     return calm_run(small(), launch, 12)
 
 
 @pytest.fixture
-def begun(launch: Run, tmp_path: Path) -> Path:
+def begun(launch, tmp_path):
     """A run of 5 steps, with a checkpoint of step 4."""
     return copy_of(calm_run(small(), launch, 5), tmp_path)
 
@@ -140,7 +139,7 @@ def test_stage_lost_without_a_checkpoint_ends_the_run(launch, tmp_path):
     assert not processes_writing_below(str(tmp_path))
 
 
-def add_steps(run: Path) -> None:
+def add_steps(run: Path):
     """Steps after the checkpoint, and incomplete lines."""
     last = lines_of(run, "metrics")[-1]
     with (run / "metrics.jsonl").open("a") as stream:
@@ -150,12 +149,12 @@ def add_steps(run: Path) -> None:
         stream.write('{"time": 1, "ki')
 
 
-def damage_checkpoint(run: Path) -> None:
+def damage_checkpoint(run: Path):
     path = folder_of(run / "checkpoints", 4) / "stage-0001-1-of-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
+def leave_out_metrics(run: Path, begin: int = 3, end: int = 4):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:begin] + lines[end:]))
 

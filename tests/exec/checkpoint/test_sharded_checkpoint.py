@@ -110,7 +110,7 @@ def test_checkpoint_gives_the_initial_weights_of_any_number_of_stages(model, tmp
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> StoredTensors:
+def parts(tmp_path):
     """Tensors [8, 12]: two cut into four along different dimensions, a whole one, and one in two pieces of a shard."""
     whole = torch.arange(96.0).view(8, 12)
     for rank in range(4):

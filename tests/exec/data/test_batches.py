@@ -6,7 +6,6 @@ import hashlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -120,9 +119,9 @@ class Recorded(TokenRows):
 
     digest = "of nothing"
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.threads: list[str] = []
+    def __init__(self):
+        self.asked = []
+        self.threads = []
 
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
         self.asked.append((iteration, micro_batch))
@@ -150,13 +149,13 @@ def test_interpreter_computes_on_batches_made_ahead(recompute):
     batches, threads = stage._data._batches, list[str]()
     rows = batches._rows
 
-    def record(*key: int) -> torch.Tensor:
+    def record(*key):
         threads.append(threading.current_thread().name)
         return rows(*key)
 
-    batches._rows = record  # type: ignore[method-assign]
+    batches._rows = record
     program = one_f_one_b(Shape(1, 1, 3)).program(Worker(0, 0))
-    transport: Any = SimpleNamespace(begin=lambda *_: None)
+    transport = SimpleNamespace(begin=lambda *_: None)
     interpreter = Interpreter({0: stage}, 1, transport, lambda _: None)
     for step in range(2):
         interpreter.begin(program, step)
@@ -177,7 +176,7 @@ def test_stages_in_the_middle_need_no_data(tmp_path):
 def test_only_the_digest_reads_all_data(monkeypatch):
     counts, real = list[int](), Text.read
 
-    def read(text: Text, start: int, count: int) -> bytes:
+    def read(text, start, count):
         counts.append(count)
         return real(text, start, count)
 

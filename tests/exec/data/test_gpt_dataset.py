@@ -41,7 +41,7 @@ def batches(**data: Any) -> GptDatasetBatches:
     return opened
 
 
-def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int = STEPS) -> None:
+def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int = STEPS):
     """Each micro-batch has megatron-core's samples that Megatron-LM's ranks draw."""
     for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, steps).items():
         batch = ours.batch(iteration, micro_batch)
@@ -83,7 +83,7 @@ def test_building_a_blend_keeps_torchs_process_groups(tmp_path):
     """In a worker the tensor group exists before the data are loaded, and torch must know it when a peer dies."""
     group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
 
-    def fail(*_: Any) -> Any:
+    def fail(*_):
         raise TransportError("a peer is gone")
 
     group.exchange = fail
@@ -122,7 +122,7 @@ def test_lock_of_the_cache_follows_no_link(tmp_path):
 
 def test_digest_depends_on_the_order(tmp_path):
     prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
-    keys: list[dict[str, Any]] = [
+    keys = [
         *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
         *({"path": prefix, "split": "1"}, {"paths": [prefix, other], "weights": [1.0, 1.0]}),
         *({"path": prefix, "end_of_document": END, key: True} for key in ("mask_loss", "reset_attention")),
@@ -193,7 +193,7 @@ EVALUATED = 3
 @pytest.mark.parametrize("named", [False, True])
 def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path, named):
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab")]
-    keys: dict[str, Any] = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
+    keys = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
     text = toml(**(keys if not named else {"path": prefixes[0]})) + f"\n[eval]\nevery = 2\nbatches = {EVALUATED}\n"
     if named:
         listed = ", ".join(f"{key} = {value!r}" for key, value in keys.items()).replace("'", '"')
@@ -212,7 +212,7 @@ def test_evaluations_read_other_training_data_in_another_order(tmp_path, kind):
     data = "\n".join(["[data]", "micro_batch_size = 2", *keys])
     text = f"{SHAPE}[model]\nsequence = 8\n{data}\n[eval]\nevery = 1\n"
 
-    def rows(read: Batches) -> torch.Tensor:
+    def rows(read):
         return torch.cat([read.batch(i, number)["tokens"] for i in range(2) for number in range(D * M)])
 
     trained, ours = load_batches(Job.from_toml(text)), load_evaluation(Job.from_toml(text))

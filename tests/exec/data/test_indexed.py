@@ -46,7 +46,7 @@ def rows(prefix: Path, sequence: int = 8, micro_batches: int = 4, seed: int = 0,
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(tmp_path_factory):
     return written(tmp_path_factory.mktemp("tokens") / "numbers")
 
 

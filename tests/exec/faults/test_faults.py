@@ -7,7 +7,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -185,7 +184,7 @@ def test_nan_spoils_gradients_just_before_the_reduce_and_once_per_run():
 
 
 def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iterations(monkeypatch):
-    slept: list[float] = []
+    slept = []
     monkeypatch.setattr("recycle.exec.faults.injector.time", SimpleNamespace(sleep=slept.append))
     first = [True, False, False]
     faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
@@ -198,7 +197,7 @@ def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iteration
 
 def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel: int = 1) -> list[str]:
     """The connection ends that a process receives when the fault strikes."""
-    member: Any = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
+    member = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
     injector = start_injector([fault], tensor_parallel, member, store, lambda: None, lambda target, bit: None)
     return injector.exchange(0, parse_fault(fault), [f"{name}>a", f"{name}>b"])
 

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from recycle.exec.faults.kinds import BETWEEN, KINDS, PHASES
-from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import (
     COLUMNS,
     ENDING,
@@ -16,14 +15,13 @@ from tests.exec.fault_matrix import (
     PAGE,
     SCENARIO_HEAD,
     STEPS,
-    Launch,
     limit,
     matrix_row,
     phases,
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run, assert_same_training, calm_run, live_workers
+from tests.exec.runs import assert_same_training, calm_run, live_workers
 
 KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
 LIMITS = {
@@ -42,12 +40,12 @@ LIMITS = {
 
 
 @pytest.fixture
-def strike(launch: Run) -> Launch:
+def strike(launch):
     return lambda faults: launch(JOB, STEPS, *faults)
 
 
 @pytest.fixture
-def reference(launch: Run) -> RunResult:
+def reference(launch):
     """The run without faults."""
     return calm_run(JOB, launch, STEPS)
 

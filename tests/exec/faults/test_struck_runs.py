@@ -1,7 +1,5 @@
 """Difficult cases of faults on real processes; test_faults_page.py strikes each kind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -10,13 +8,11 @@ import pytest
 
 from recycle import Worker
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.launcher import RunResult
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, STEPS, matrix_row, phases
 from tests.exec.interactions import draw_interaction, outcome_of, run_interaction
 from tests.exec.runs import (
-    Run,
     assert_same_training,
     calm_run,
     deaths,
@@ -49,7 +45,7 @@ def test_stopped_worker_that_continues_after_a_lost_kill_changes_nothing(launch,
     """It may still end its iteration with the others, which leave; the iteration is repeated."""
     stopped, continued, kill = Worker(2, 0), list[int](), LocalProcesses.kill
 
-    def lose_kill(processes: LocalProcesses, worker: Worker) -> None:
+    def lose_kill(processes, worker):
         if worker != stopped or continued:
             kill(processes, worker)
             return
@@ -113,7 +109,7 @@ PARTS = sharded(JOB)
 
 
 @pytest.fixture
-def reference(launch: Run) -> RunResult:
+def reference(launch):
     """The run without faults, which has the losses and norms of replicated state."""
     calm = calm_run(PARTS, launch, STEPS)
     assert figures(calm) == figures(calm_run(JOB, launch, STEPS))

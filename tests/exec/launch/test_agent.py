@@ -8,9 +8,8 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from recycle.exec.protocol import RunInfo
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
-from tests.exec.etcd_server import EtcdServer, keys
+from tests.exec.etcd_server import keys
 from tests.exec.runs import Run, calm_run, job, processes_writing_below
 from tests.waiting import until
 from tests.warm import start_recycle
@@ -48,11 +47,11 @@ def small(kind: str = "emulated", **sections: dict) -> Job:
 
 
 @pytest.fixture
-def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
+def start(etcd, tmp_path):
     """Start all agents of a job."""
-    clusters: list[Cluster] = []
+    clusters = []
 
-    def begin(config: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
+    def begin(config, steps=STEPS, nodes=3, faults=()):
         strikes = [option for fault in faults for option in ("--fault", fault)]
         cluster = Cluster(tmp_path, config, etcd, tmp_path.name, "--steps", str(steps), *strikes)
         clusters.append(cluster)
@@ -66,7 +65,7 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     until(lambda: not processes_writing_below(str(tmp_path / "run")))
 
 
-def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None) -> None:
+def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None):
     cluster.assert_trained_as(calm_run(_with(of or small(), "membership", **CALM), launch, steps))
 
 
@@ -112,7 +111,7 @@ def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(start
     assert [event["generation"] for event in cluster.events("coordinator")] == [1]
     cluster.start(first)
     cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
-    reported: list[str] = []
+    reported = []
     drain(tmp_path / "run", f"{(first + 1) % 3}.1", None, reported.append)
     assert reported[-1].startswith(f"worker {(first + 1) % 3}.1 has left after ")
     step = len(cluster.lines("metrics"))
@@ -199,10 +198,10 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
 def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch):
     resolve = socket.getaddrinfo
 
-    def resolved(host: str, *options: object, **more: object) -> object:
+    def resolved(host, *options, **more):
         if host == "gone":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(host, *options, **more)  # type: ignore[arg-type]
+        return resolve(host, *options, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     assert own_address(parse_endpoints("etcd://gone:2379,127.0.0.1:2379")) == "127.0.0.1"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -27,7 +26,7 @@ def three_nodes(**limits: object) -> Job:
 
 
 @pytest.fixture
-def members(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
+def members(needs_etcd, tmp_path):
     cluster = EtcdServer(tmp_path, [LOOPBACK] * 3)
     yield cluster
     cluster.end()
@@ -37,11 +36,11 @@ Start = Callable[[Job, EtcdServer], Cluster]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     """Start the agents of three nodes."""
-    clusters: list[Cluster] = []
+    clusters = []
 
-    def begin(config: Job, server: EtcdServer) -> Cluster:
+    def begin(config, server):
         clusters.append(Cluster(tmp_path, config, server, "run", "--steps", str(STEPS)))
         for node in range(3):
             clusters[-1].start(node)
@@ -52,19 +51,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
         cluster.end()
 
 
-def assert_nobody_was_lost(cluster: Cluster, launch: Run) -> None:
+def assert_nobody_was_lost(cluster: Cluster, launch: Run):
     cluster.assert_trained_as(calm_run(three_nodes(dead_after=60.0), launch, STEPS))
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {6}
     assert not cluster.events("detected")
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
-def go_on(cluster: Cluster) -> None:
+def go_on(cluster: Cluster):
     """Wait until more steps are committed."""
     cluster.reach_step(len(cluster.lines("metrics")) + 2)
 
 
-def stop(server: EtcdServer, seconds: float) -> None:
+def stop(server: EtcdServer, seconds: float):
     server.freeze()
     time.sleep(seconds)
     server.thaw()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.exec.agents import Cluster
@@ -21,7 +18,7 @@ REFUSED = 2
 
 
 @pytest.fixture
-def parts(needs_etcd: None, tmp_path: Path) -> Iterator[list[Cluster]]:
+def parts(needs_etcd, tmp_path):
     """The agents of two nodes twice, each time with a fresh etcd."""
     servers = []
     for name in ("first", "second"):
@@ -37,7 +34,7 @@ def last_checkpoint(cluster: Cluster) -> int:
     return max((event["step"] for event in cluster.events("checkpoint")), default=-1)
 
 
-def kill_all(cluster: Cluster) -> None:
+def kill_all(cluster: Cluster):
     for node in NODES:
         cluster.kill(node)
 

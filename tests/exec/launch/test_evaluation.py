@@ -28,7 +28,7 @@ def small(kind: str = "emulated", **sections: Any) -> Job:
     return job(3, 2, 2, kind=kind, eval=EVERY_OTHER, **sections)
 
 
-def assert_same(struck: RunResult, calm: RunResult) -> None:
+def assert_same(struck: RunResult, calm: RunResult):
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
     for worker, digests in struck.digests.items():

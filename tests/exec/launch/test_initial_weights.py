@@ -43,7 +43,7 @@ def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: i
     return Job.load(path)
 
 
-def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
+def exported_logits_are_ours(checkpoint: Path, folder: Path):
     result = export_model(checkpoint, folder / "exported")
     assert "tokenizer.json" in result.carried
     other = logits_of(folder / "exported", TOKENS)
@@ -54,10 +54,10 @@ def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
 class Forgetful(Observer):
     """Removes the weights after the first step: no process may need them after the start."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path):
         self._weights = weights
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         shutil.rmtree(self._weights, ignore_errors=True)
 
 

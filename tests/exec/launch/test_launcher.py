@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,10 +82,10 @@ def test_a_run_directory_holds_everything_that_the_run_is_known_by(launch, tmp_p
 
 
 class _StrikeAtStart(Observer):
-    def __init__(self, directory: Path, worker: str, sent: signal.Signals) -> None:
+    def __init__(self, directory: Path, worker: str, sent: signal.Signals):
         self.log, self._sent = directory / "logs" / f"{worker}.log", sent
 
-    def waiting(self, what: str) -> None:
+    def waiting(self, what: str):
         until(lambda: processes_writing_below(str(self.log)))
         self.log.write_text("about to load the weights\n")
         os.kill(processes_writing_below(str(self.log))[0], self._sent)
@@ -107,16 +106,16 @@ def test_a_worker_that_dies_while_starting_ends_the_run_with_its_last_lines(laun
 class _StopServer(Observer):
     """Stops the fork server at a step."""
 
-    def __init__(self, server: ForkServer, step: int) -> None:
+    def __init__(self, server: ForkServer, step: int):
         self._pid, self._step = server.pid, step
 
-    def committed(self, line: dict) -> None:
+    def committed(self, line: dict):
         if line["step"] == self._step:
             os.kill(self._pid, signal.SIGSTOP)
 
 
 @pytest.fixture
-def server() -> Iterator[ForkServer]:
+def server():
     """One that the test may strike."""
     server = ForkServer("emulated")
     yield server
@@ -149,7 +148,7 @@ def test_a_fork_server_that_stands_still_at_the_start_ends_the_run(server, tmp_p
     config = job(6, 4, 2, membership={"warm_up": 1.0, "dead_after": 0.5})
     call = server.call
 
-    def call_and_stop(*arguments: str) -> tuple[int, str]:
+    def call_and_stop(*arguments):
         answer = call(*arguments)
         os.kill(server.pid, signal.SIGSTOP)
         return answer
@@ -183,7 +182,7 @@ def test_the_launcher_has_no_torch_and_its_workers_have(tmp_path):
 
 
 def _descendants(pid: int) -> set[int]:
-    parents: dict[int, int] = {}
+    parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])

@@ -7,7 +7,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -67,12 +67,12 @@ def value(found: Samples, name: str, **labels: str) -> float:
 class Scraping(Observer):
     """Scrapes when a step was committed, before the next one can be."""
 
-    def __init__(self, port: int, step: int) -> None:
+    def __init__(self, port: int, step: int):
         self._port, self._step = port, step
-        self.found: Samples = {}
-        self.line: Mapping[str, Any] = {}
+        self.found = {}
+        self.line = {}
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         if line["step"] == self._step:
             self.found, self.line = scrape_once_served(self._port), line
 
@@ -80,15 +80,15 @@ class Scraping(Observer):
 class Collector:
     """An OpenTelemetry collector; `sent` has the last value of each metric with its attributes."""
 
-    def __init__(self) -> None:
-        self.sent: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    def __init__(self):
+        self.sent = {}
 
-    def take(self, body: bytes) -> None:
+    def take(self, body: bytes):
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
             for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
-                data: Any = metric.sum if metric.HasField("sum") else metric.gauge
+                data = metric.sum if metric.HasField("sum") else metric.gauge
                 for point in data.data_points:
                     labels = {each.key: each.value.string_value for each in point.attributes if each.key != "run"}
                     self.sent[metric.name, frozenset(labels.items())] = point.as_double
@@ -97,7 +97,7 @@ class Collector:
 @contextmanager
 def serving(collector: Collector) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             assert self.path == "/v1/metrics"
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -108,7 +108,7 @@ def serving(collector: Collector) -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_: object):
             return
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -165,7 +165,7 @@ def test_metrics_of_a_real_run_are_its_report(launch):
 
 def test_port_in_use_is_a_warning_and_training_continues(tmp_path):
     (tmp_path / "logs").mkdir()
-    warned: list[str] = []
+    warned = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         trackers = Trackers(job(2, 2, 2, logging={"prometheus": port}), tmp_path, 0, warned.append)

@@ -61,11 +61,11 @@ class AwaitsLayout(Observer):
         stop: is set once a worker stands still.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._pause = 0.0
         self.stop = threading.Event()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: dict[str, Any]):
         if event["kind"] == "detected":
             self._pause = 0.25
         elif event["kind"] == "layout":
@@ -73,7 +73,7 @@ class AwaitsLayout(Observer):
         elif event["kind"] == "fault" and event.get("fault", "").startswith("stall"):
             self.stop.set()
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         """The answer is taken up with a commit, so each of them waits a little longer for it; a minute in all."""
         time.sleep(self._pause)
         self._pause = min(8.0, 2 * self._pause)
@@ -88,7 +88,7 @@ def calm_of(config: PricedJob, launch: Run) -> RunResult:
     return calm_run(still, launch, config.train.checkpoint_every)
 
 
-def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
     calm = calm_of(config, launch)
     if config.train.sharded_optimizer and config.grid.tensor_parallel > 1:
         assert figures(result) == figures(calm)

@@ -35,13 +35,13 @@ class SignOfMomentum(Optimizer):
 
     state = ("momentum",)
 
-    def step(self, update: Update) -> None:
+    def step(self, update: Update):
         (momentum,) = update.state
         momentum.lerp_(update.gradient, 1 / (1 + float(update.steps)))
         update.parameter.mul_(1 - update.rate * update.weight_decay).sub_(momentum.sign(), alpha=update.rate)
 
 
-MIXED_OPTIMIZERS: dict[str, Any] = {
+MIXED_OPTIMIZERS = {
     "clip": 0.5,
     "optimizer": f"{__name__}:SignOfMomentum",
     "groups": [

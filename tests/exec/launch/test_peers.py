@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
@@ -36,9 +36,9 @@ BATCH = Batch([FromWorker("0.0", Trouble("broke"), 1)])
 class Runtime:
     """Stands for the leader's runtime; it has a place for one agent of each node."""
 
-    def __init__(self) -> None:
-        self.agents: dict[int, Peer] = {}
-        self.log: list[tuple[Any, ...]] = []
+    def __init__(self):
+        self.agents = {}
+        self.log = []
 
     def connect_agent(self, peer: Peer, hello: Hello) -> bool:
         if hello.node in self.agents:
@@ -48,24 +48,24 @@ class Runtime:
         self.log.append(("greet", hello.node, hello.session))
         return True
 
-    def disconnect_agent(self, node: int, peer: Peer) -> None:
+    def disconnect_agent(self, node: int, peer: Peer):
         assert self.agents.pop(node) is peer
         self.log.append(("part", node))
 
-    def take(self, node: int, batch: Batch) -> None:
+    def take(self, node: int, batch: Batch):
         self.log.append(("take", node, batch))
 
-    def close(self) -> None:
+    def close(self):
         self.log.append(("close",))
 
-    def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
+    def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]):
         answer(Drained([request.target]))
 
 
 class Leader:
     """The server in a leader's hub."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.hub, self.runtime = Hub(), Runtime()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
@@ -91,14 +91,14 @@ class Leader:
         self.until(asked.done)
         return asked.result()
 
-    def until(self, condition: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]):
         deadline = time.monotonic() + SOON
         while not condition():
             assert time.monotonic() < deadline
             self.hub.dispatch(0.01)
             self.server.close_strangers()
 
-    def logs(self, *entries: tuple[Any, ...]) -> None:
+    def logs(self, *entries: tuple[Any, ...]):
         """Serve until this was logged, and nothing else."""
         self.until(lambda: len(self.runtime.log) >= len(entries))
         assert self.runtime.log == list(entries)
@@ -106,7 +106,7 @@ class Leader:
 
 
 @pytest.fixture
-def leader() -> Iterator[Leader]:
+def leader():
     leader = Leader()
     yield leader
     leader.hub.close()
@@ -148,7 +148,7 @@ def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(leader, monkey
     monkeypatch.setattr("recycle.exec.launch.peers.HANDSHAKE_SECONDS", 0.3)
     stranger = socket.create_connection(leader.address)
 
-    def is_let_go() -> bool:
+    def is_let_go():
         try:
             stranger.sendall(b"x")
         except OSError:

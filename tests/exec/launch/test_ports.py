@@ -1,9 +1,6 @@
 """With `[membership] ports` agents and workers listen within the range only, through deaths and returns."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -27,10 +24,10 @@ def test_agents_and_workers_listen_within_the_range_only(etcd, launch, tmp_path)
     config = job(2, 2, 2, membership=limits, cluster={"workers_per_node": 2})
     cluster = Cluster(tmp_path, config, etcd, "ports", "--steps", f"{STEPS}", "--fault", "kill:1.1@4")
 
-    def ports_of(pid: int) -> set[int]:
+    def ports_of(pid):
         return {port for _, port in listening(pid)}
 
-    def ports() -> Iterator[tuple[bool, set[int]]]:
+    def ports():
         yield from ((False, ports_of(agent.pid)) for agent in cluster.agents.values())
         yield from ((True, ports_of(pid)) for pid in processes_writing_below(str(tmp_path / "run" / "logs")))
 

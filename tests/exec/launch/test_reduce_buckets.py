@@ -25,7 +25,7 @@ FAULTY = 7
 
 
 @pytest.fixture(scope="module")
-def gpt() -> PricedJob:
+def gpt():
     """3 x 2 workers, whose steps are staggered from the second iteration on."""
     membership = {"heartbeat": 0.1, "dead_after": 3.0}
     return job(3, 2, 2, kind="gpt", model={"tied": True}, train={"clip": 1e9}, membership=membership)

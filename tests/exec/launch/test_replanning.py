@@ -48,10 +48,10 @@ class _Patient(Observer):
     The profile to plan with is written whenever a plan is asked for.
     """
 
-    def __init__(self, directory: Path, since: int = 0) -> None:
+    def __init__(self, directory: Path, since: int = 0):
         self.profiles, self.since = directory / "profiles", since
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         deadline = time.monotonic() + 60
         while line["step"] >= self.since and self.is_open() and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -54,20 +53,20 @@ Make = Callable[..., LeaderRuntime]
 class Peer:
     """Keeps what is sent to an agent."""
 
-    def __init__(self) -> None:
-        self.orders: list[Order] = []
+    def __init__(self):
+        self.orders = []
 
-    def __call__(self, order: Order, body: bytes | None) -> None:
+    def __call__(self, order: Order, body: bytes | None):
         if not isinstance(order, Alive):
             self.orders.append(order)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path):
     """A runtime of two workers on two nodes."""
     with ExitStack() as closing:
 
-        def runtime(register: Callable[[Persist], None] = lambda action: None) -> LeaderRuntime:
+        def runtime(register=lambda action: None):
             directory = RunDirectory(tmp_path, OF_TWO, None)
             closing.callback(directory.close)
             waker = Waker()
@@ -99,7 +98,7 @@ def hello(node: int) -> Hello:
 def test_unpersisted_decision_is_not_sent(make):
     """Another agent has the role by now."""
 
-    def refuse(action: Persist) -> None:
+    def refuse(action):
         assert action.cursor.phase == "abandoned"
         raise RoleLost("another agent leads this run now")
 
@@ -118,7 +117,7 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same():
             self.bodies.append(body)
             return {}
 
-        def read(self, name: str, patience: float | None = None) -> None:
+        def read(self, name: str, patience: float | None = None):
             return None
 
     election = Election(cast(EtcdClient, Client()), "run", OF_TWO.membership)

@@ -107,7 +107,7 @@ def emulated() -> PricedJob:
     return job(3, 2, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
 
 
-def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
     require_same_run(result, calm_run(config, launch, len(result.metrics)))  # in which every host has all
 
 
@@ -216,7 +216,7 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch):
     require_equal(read(whole, folders[0]), read(whole, folders[1]))
     kept, other = (StoredTensors(sorted(folder.glob("*.safetensors")), JobError) for folder in folders)
     (stage,) = build_stages(whole, [0], torch.device("cpu")).values()
-    for name, parameter in stage.parameters.items():  # type: ignore[attr-defined]
+    for name, parameter in stage.parameters.items():
         assert torch.equal(kept.whole(name, parameter.shape), other.whole(name, parameter.shape))
 
 

@@ -1,10 +1,8 @@
 """Users' schedules on real stages: any order that passes `check` gives the same losses."""
 
-from __future__ import annotations
-
 import pytest
 
-from recycle import Job, Schedule, ScheduleError
+from recycle import Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.lower import forward_only
@@ -16,17 +14,17 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Job:
+def gpt():
     return job(3, 2, 2, kind="gpt")
 
 
 @pytest.fixture(scope="module")
-def losses(gpt: Job) -> list[float]:
+def losses(gpt):
     return run(one_f_one_b(gpt.shape), gpt, steps=STEPS).losses
 
 
 @pytest.fixture(scope="module")
-def by_hand(gpt: Job) -> Schedule:
+def by_hand(gpt):
     """Worker 1.1 is dead; 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, with the weight gradients deferred."""
     return Schedule.from_text(
         gpt.shape,

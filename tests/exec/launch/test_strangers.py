@@ -15,8 +15,6 @@ import pytest
 import recycle
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.processes import LocalProcesses
-from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from tests.exec.runs import Run, calm_run, job, listening, of_kind, processes_writing_below
 
 STEPS = 30
@@ -24,7 +22,7 @@ VICTIM = "1.1"
 
 
 @pytest.fixture
-def slow() -> PricedJob:
+def slow():
     """Slow enough that there is time to strike."""
     return job(3, 2, 2, model={"seconds_per_unit": 0.01}, membership={"dead_after": 2.0}, planner={"ahead": 1})
 
@@ -36,13 +34,13 @@ def reference(launch: Run) -> list[float]:
 class _Frozen(Observer):
     """Freezes a worker in the middle of the run, and lets it go on once the others do without it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path):
         self._log = directory / "logs" / f"{VICTIM}.log"
-        self._pid: int | None = None
+        self._pid = None
         self.unreachable = False
         self.back = False
 
-    def committed(self, line: dict) -> None:
+    def committed(self, line: dict):
         if line["step"] == 3:
             (self._pid,) = processes_writing_below(str(self._log))
             self.unreachable = True
@@ -51,7 +49,7 @@ class _Frozen(Observer):
             self.back = "T" not in Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]
             self.unreachable = False
 
-    def event(self, event: dict) -> None:
+    def event(self, event: dict):
         if event["kind"] == "recovered" and self._pid is not None:
             os.kill(self._pid, signal.SIGCONT)
 
@@ -61,7 +59,7 @@ def test_worker_declared_dead_changes_nothing_on_its_return(slow, launch, tmp_pa
     observer = _Frozen(tmp_path)
     kill = LocalProcesses.kill
 
-    def unreachable(self: LocalProcesses, worker: Worker) -> None:
+    def unreachable(self, worker):
         if not (observer.unreachable and str(worker) == VICTIM):
             kill(self, worker)
 
@@ -78,13 +76,13 @@ def test_worker_declared_dead_changes_nothing_on_its_return(slow, launch, tmp_pa
 class _Stranger(Observer):
     """Connects to every port of launcher and workers, and sends what does not belong there."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path):
         self._logs, self._noise = directory / "logs", random.Random(0)
         self._before = listening("self")  # of earlier tests
-        self.ports: list[tuple[str, int]] = []
-        self._open: list[socket.socket] = []
+        self.ports = []
+        self._open = []
 
-    def committed(self, line: dict) -> None:
+    def committed(self, line: dict):
         if line["step"] not in (3, 12):
             return
         workers = processes_writing_below(str(self._logs))
@@ -98,7 +96,7 @@ class _Stranger(Observer):
                 except OSError:  # the run closed the port meanwhile, or the connection
                     continue
 
-    def close(self) -> None:
+    def close(self):
         for connection in self._open:
             connection.close()
 

@@ -84,7 +84,7 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path):
 
 
 def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path, monkeypatch):
-    def full(*_: Any) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "step", full)
@@ -102,7 +102,7 @@ def test_weights_and_biases_has_the_run_without_a_network(tmp_path, monkeypatch)
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    warned: list[str] = []
+    warned = []
     config = Trackers(job(2, 2, 2, logging={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
     for step in range(3):
         config.committed(LINE | {"step": step, "loss": 10.0 + step})

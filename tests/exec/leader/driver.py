@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from recycle.exec.leader.actions import (
-    Action,
     AgentAbsent,
     Ask,
     Begin,
@@ -20,9 +19,7 @@ from recycle.exec.leader.actions import (
     FindCheckpoint,
     Planned,
     PreparedPlan,
-    Question,
     Send,
-    StoredCheckpoint,
     Tell,
     Tick,
 )
@@ -95,19 +92,19 @@ class LeaderDriver:
         running: Collection[str] = (),
         is_connected: bool = True,
         **run: Any,
-    ) -> None:
+    ):
         self.job, self.now = config, 1000.0
-        self.actions: list[Action] = []
-        self.plan: Callable[[Question], PreparedPlan | None] = lambda question: PreparedPlan("plan", {"barrier": 9.0})
+        self.actions = []
+        self.plan = lambda question: PreparedPlan("plan", {"barrier": 9.0})
         self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
-        self.checkpoint: StoredCheckpoint | None = None
+        self.checkpoint = None
         self._beats = 0
         self._is_answered = False
         description = run_of(config, steps, **run)
         self._homes = description.homes
-        self.processes: dict[int, dict[Worker, AgentProcess]] = {node: {} for node in set(self._homes.values())}
-        self._sessions: dict[int, int] = dict.fromkeys(self.processes, 0)
-        self._connected: set[int] = set()
+        self.processes = {node: {} for node in set(self._homes.values())}
+        self._sessions = dict.fromkeys(self.processes, 0)
+        self._connected = set()
         for name in running:
             self.processes[self._homes[Worker.parse(name)]][Worker.parse(name)] = AgentProcess(name, 0, 0)
         self.leader = Leader(description, self.now)
@@ -117,7 +114,7 @@ class LeaderDriver:
 
     # Agents.
 
-    def connect(self, node: int, is_new: bool = False, messages: Sequence[FromWorker] = ()) -> None:
+    def connect(self, node: int, is_new: bool = False, messages: Sequence[FromWorker] = ()):
         """The agent of a node connects, or another one does, which has started no process yet.
 
         Args:
@@ -129,23 +126,23 @@ class LeaderDriver:
         self._connected.add(node)
         self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(messages)))
 
-    def lose_orders(self, node: int) -> None:
+    def lose_orders(self, node: int):
         """Nothing arrives at the agent of a node any more, which the leader has not noticed yet."""
         self._connected.discard(node)
 
-    def disconnect(self, node: int) -> None:
+    def disconnect(self, node: int):
         """The connection to the agent of a node is gone. Its processes go on."""
         self._connected.discard(node)
         self.take(AgentAbsent(node))
 
-    def _start(self, node: int, start: Start) -> None:
+    def _start(self, node: int, start: Start):
         worker = Worker.parse(start.worker)
         self.processes[node][worker] = AgentProcess(start.worker, start.incarnation, start.generation)
         if self.starts_up:
             for member in members_of([worker], self.job.grid.tensor_parallel):
                 self.say(member, Ready(start.incarnation))
 
-    def end(self, worker: Worker, how: str, lines: str = "") -> None:
+    def end(self, worker: Worker, how: str, lines: str = ""):
         """The worker's latest process ends."""
         for node, processes in self.processes.items():
             process = processes.get(worker)
@@ -154,7 +151,7 @@ class LeaderDriver:
                 if node in self._connected:
                     self.take(Batch(ended=[Ended(str(worker), process.incarnation, how, lines)]))
 
-    def _kill(self, node: int, kill: Kill) -> None:
+    def _kill(self, node: int, kill: Kill):
         worker = Worker.parse(kill.worker)
         process = self.processes[node].get(worker)
         if self.kills and process is not None and process.incarnation <= kill.incarnation:
@@ -205,7 +202,7 @@ class LeaderDriver:
 
     # What happens.
 
-    def take(self, message: Any) -> None:
+    def take(self, message: Any):
         """Give the leader a message and do what it asks for. Raises what it fails with."""
         for action in self.leader.take(self.now, message):
             self.actions.append(action)
@@ -225,11 +222,11 @@ class LeaderDriver:
                 case Fail(error=error):
                     raise error
 
-    def say(self, member: str, message: WorkerMessage) -> None:
+    def say(self, member: str, message: WorkerMessage):
         """A process says something, about the present generation."""
         self.take(FromWorker(member, message, self.record.generation))
 
-    def tick(self, seconds: float = TICK, beats: int = 1) -> None:
+    def tick(self, seconds: float = TICK, beats: int = 1):
         """Let time pass, in which so many heartbeats come, then have the leader decide; again at once where it has got
         an answer."""
         self.now += seconds
@@ -248,12 +245,12 @@ class LeaderDriver:
         ]
         return dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
 
-    def count_time(self, seconds: float) -> None:
+    def count_time(self, seconds: float):
         """Let time pass in ticks."""
         for _ in range(round(seconds / TICK)):
             self.tick()
 
-    def start(self) -> None:
+    def start(self):
         """Let all workers start up, until a generation is proposed."""
         for _ in range(50):
             if self.phase is Phase.PROPOSED:
@@ -261,28 +258,28 @@ class LeaderDriver:
             self.tick(0.0)
         raise AssertionError("no generation is proposed")
 
-    def acknowledge(self, without: Collection[str] = ()) -> None:
+    def acknowledge(self, without: Collection[str] = ()):
         """All workers but some acknowledge the generation."""
         for name in self.record.live:
             if name not in without:
                 self.say(name, Acknowledged(False))
         self.tick()
 
-    def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None) -> None:
+    def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None):
         """All workers but some say that their groups stand, or what is given for them."""
         for name in self.record.live:
             if name not in without:
                 self.say(name, (answers or {}).get(name, Formed()))
         self.tick()
 
-    def start_and_form(self) -> None:
+    def start_and_form(self):
         """Have the proposed generation run, the first one if there is none."""
         self.start()
         self.acknowledge()
         self.form()
         assert self.phase is Phase.RUNNING
 
-    def report(self, norm: float = 1e-6, states: int | None = None) -> None:
+    def report(self, norm: float = 1e-06, states: int | None = None):
         """All workers report the next iteration; each hosts the stage of its rank.
 
         Args:

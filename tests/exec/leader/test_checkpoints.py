@@ -28,7 +28,7 @@ SECTION = {"checkpoint_every": 2, "checkpoint_keep": 2}
 class Kept:
     """The checkpoints of a job of 2 x 2; stage 0 is written by worker 0.0 and stage 1 by worker 1.1."""
 
-    def __init__(self, tensor_parallel: int = 1, **section: Any) -> None:
+    def __init__(self, tensor_parallel: int = 1, **section: Any):
         given = {"pipelines": 2, "ranks": 2, "micro_batches": 2, "tensor_parallel": tensor_parallel}
         self.job = job(2, 2, 2, shape=given, train=SECTION | section)
         self.outbox = Outbox()
@@ -46,7 +46,7 @@ class Kept:
         self.checkpoints.committed(commit, record, Hosts.at_start(self.job, None))
         return commit
 
-    def save(self, step: int, *stages: int, rank: int = 0, worker: str = "0.0", **saved: Any) -> None:
+    def save(self, step: int, *stages: int, rank: int = 0, worker: str = "0.0", **saved: Any):
         """Parts of a checkpoint are written."""
         for stage in stages:
             self.checkpoints.take(worker, SavedPart(step, stage, rank, Saved(**saved)))
@@ -63,7 +63,7 @@ class Kept:
 
 
 @pytest.fixture
-def kept() -> Kept:
+def kept():
     return Kept()
 
 

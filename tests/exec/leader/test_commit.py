@@ -109,7 +109,7 @@ SHAPE = Shape(3, 2, 2)
 
 def one_by_one(reports: Mapping[str, Report]) -> tuple[float, float]:
     """Loss sum and squared norm, as `decide` had them before there were columns."""
-    norms: dict[tuple[int, int | None], list[float]] = {}
+    norms = {}
     for member, report in reports.items():
         for held_by, of_stages in ((split_member(member)[1], report.norms), (None, report.replicated)):
             for stage, parts in of_stages.items():
@@ -142,7 +142,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
     odd = draw(st.sampled_from(["none", "0.0", "1.1", "2.0t1"]))
     what = draw(st.sampled_from(["norm", "replicated", "checksum", "loss", "state", "no state", "no checksum"]))
     compares = draw(st.booleans())
-    result: dict[str, Report] = {}
+    result = {}
     for name in members_of(SHAPE.workers(), tensor_parallel):
         worker, rank = split_member(name)
         stages = [0, 1] if both else [Worker.parse(worker).rank]
@@ -200,7 +200,7 @@ def test_states_are_compared_if_all_hosts_report_them():
 
 
 def steps_of(record: GenerationRecord) -> tuple[int | None, int | None]:
-    return tuple(None if item is None else item.step for item in (record.verified, record.candidate))  # type: ignore[return-value]
+    return tuple(None if item is None else item.step for item in (record.verified, record.candidate))
 
 
 def committed(record: GenerationRecord, has_states: bool) -> GenerationRecord:

@@ -94,7 +94,7 @@ def test_evaluation_that_a_checkpoint_leaves_is_made_up_for():
     assert not done.record.is_evaluation_due
 
 
-def lost(driver: LeaderDriver) -> None:
+def lost(driver: LeaderDriver):
     """Both hosts of stage 1 die after step 4."""
     driver.start_and_form()
     for _ in range(5):
@@ -214,11 +214,11 @@ def finished(**sections: dict[str, Any]) -> LeaderDriver:
     return driver
 
 
-def leave_state(driver: LeaderDriver, name: str, digest: str = "same") -> None:
+def leave_state(driver: LeaderDriver, name: str, digest: str = "same"):
     driver.say(name, FinalState({Worker.parse(name).rank: digest}))
 
 
-def save_parts(driver: LeaderDriver) -> None:
+def save_parts(driver: LeaderDriver):
     for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     driver.tick()

@@ -20,14 +20,14 @@ LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor"
 
 
 @pytest.fixture
-def config() -> PricedJob:
+def config():
     return job(2, 2, 2, membership=LIMITS)
 
 
 class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, config: PricedJob, is_starting: bool = False) -> None:
+    def __init__(self, config: PricedJob, is_starting: bool = False):
         self.detector, self._is_starting = FailureDetector(config, runs_script=is_starting), is_starting
         self.now, self.beats = 100.0, 0
 

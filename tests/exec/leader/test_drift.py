@@ -44,7 +44,7 @@ def iteration(
     unit: float = 1.0,
 ) -> ComputeTimes:
     """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
-    report: dict[Worker, list[Computed]] = {}
+    report = {}
     for worker in SHAPE.workers():
         s, whole = worker.rank, 2 if worker == Worker(2, 1) else 1
         factor = unit * (factors or {}).get(worker, 1.0) * (stages or {}).get(s, 1.0)
@@ -137,7 +137,7 @@ def test_workers_with_unlike_stages_are_compared_per_stage():
     """0.0 and 1.0 share stage 0, 1.0 and 2.0 stage 1; stage 2 has one host, so its times do not count."""
     hosts = {Worker(0, 0): (0,), Worker(1, 0): (0, 1), Worker(2, 0): (1, 2)}
 
-    def reports(slow: Worker | None, last: float) -> ComputeTimes:
+    def reports(slow, last):
         report = {}
         for worker, stages in hosts.items():
             factor = 2.0 if worker == slow else 1.0
@@ -181,7 +181,7 @@ def sent_messages(
     every: float = 1.0,
 ) -> ComputeTimes:
     """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
-    result: dict[Worker, list[LinkTime]] = {}
+    result = {}
     for worker in LINKED.workers():
         result[worker] = []
         for rank in (worker.rank - 1, worker.rank + 1):

@@ -173,7 +173,7 @@ def test_worker_that_fails_first_to_form_is_fenced_not_those_that_fail_in_conseq
 def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced():
     driver = proposed()
 
-    def attempt() -> None:
+    def attempt():
         driver.acknowledge()
         driver.form(without=["0.0", "1.0", "2.0"])
         driver.count_time(2 * FORM_TIMEOUT + 1)

@@ -76,7 +76,7 @@ def test_units_without_a_live_holder_are_lost():
 def layouts(draw: st.DrawFn) -> Hosts:
     """Some of the workers in chains, each of which hosts the whole model."""
     workers = draw(st.permutations(sorted(EVERYBODY)))
-    stages: dict[str, tuple[int, ...]] = {}
+    stages = {}
     while len(workers) > 0 and (not stages or draw(st.booleans())):
         length = draw(st.integers(1, min(4, len(workers))))
         ends = sorted(draw(st.sets(st.integers(1, 7), min_size=length - 1, max_size=length - 1)))

@@ -143,7 +143,7 @@ LEAVER = Worker(1, 1)
 
 
 @pytest.fixture
-def driver() -> LeaderDriver:
+def driver():
     """Three pipelines of two stages, of which the first iteration is committed."""
     driver = LeaderDriver(job(3, 2, 2))
     driver.start_and_form()
@@ -151,7 +151,7 @@ def driver() -> LeaderDriver:
     return driver
 
 
-def tell(driver: LeaderDriver, workers: Collection[Worker] = (LEAVER,), seconds: float | None = None) -> None:
+def tell(driver: LeaderDriver, workers: Collection[Worker] = (LEAVER,), seconds: float | None = None):
     driver.take(DepartureAsked(list(workers), seconds))
     driver.tick()
 

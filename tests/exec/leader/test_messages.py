@@ -70,7 +70,7 @@ def history() -> LeaderDriver:
     return driver
 
 
-def evaluate(driver: LeaderDriver) -> None:
+def evaluate(driver: LeaderDriver):
     for name in driver.record.live:
         driver.say(name, StepReport(driver.record.committed, EvaluationReport([3.0], [2.0])))
     driver.tick()
@@ -134,14 +134,14 @@ def test_process_takes_nothing_that_concerns_another_generation():
 class Agent:
     """Keeps what the leader and the processes of its node have said, as a node's agent does."""
 
-    def __init__(self, driver: LeaderDriver) -> None:
+    def __init__(self, driver: LeaderDriver):
         self.words = UnansweredMessages()
         self.record, self.cursor = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned")
         self._taken, self._take = 0, driver.take
-        driver.take = self.take  # type: ignore[method-assign]
+        driver.take = self.take
         self._driver = driver
 
-    def take(self, message: Any) -> None:
+    def take(self, message: Any):
         for messages in [message] if isinstance(message, FromWorker) else getattr(message, "said", []):
             self.words.take(messages)
         self._take(message)
@@ -149,7 +149,7 @@ class Agent:
             self._see(action)
         self._taken = len(self._driver.actions)
 
-    def _see(self, action: Action) -> None:
+    def _see(self, action: Action):
         match action:
             case Persist():
                 self.record, self.cursor = action.record or self.record, action.cursor
@@ -165,9 +165,9 @@ class Agent:
         return driver
 
 
-def decide_no_more(driver: LeaderDriver) -> None:
+def decide_no_more(driver: LeaderDriver):
     """The leader takes messages, and dies before it decides what follows from them."""
-    driver.tick = lambda seconds=0.0: None  # type: ignore[method-assign]
+    driver.tick = lambda seconds=0.0: None
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -192,10 +192,10 @@ def committed(step: int, generation: int = 4) -> Committed:
 class Node:
     """The last words of a node's processes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.words = UnansweredMessages()
 
-    def says(self, *messages: WorkerMessage, member: str = "0.0", generation: int = 0) -> None:
+    def says(self, *messages: WorkerMessage, member: str = "0.0", generation: int = 0):
         for message in messages:
             self.words.take(FromWorker(member, message, generation))
 
@@ -204,7 +204,7 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Node:
+def node():
     return Node()
 
 
@@ -233,14 +233,14 @@ def test_reports_of_an_ended_process_count_but_not_its_ready_or_leaving(node):
 REPORT, EVALUATION = Report({0: [1.0]}, 0.5), EvaluationReport([1.0], [8.0])
 
 
-SAID: list[WorkerMessage] = [
+SAID = [
     *(Acknowledged(True, stale=True), Formed("why"), CopyProgress([Copied("1.0", 0, 1, 8, 0.1)])),
     *(Trouble("broke"), CutOff("1.0"), StepReport(4, REPORT), StepReport(4, EVALUATION)),
 ]
 
 
 @pytest.fixture
-def received() -> ReceivedMessages:
+def received():
     received = ReceivedMessages(tensor_parallel=2)
     received.start_generation(GenerationRecord(3, ["0.0"], {"0.0": "0.0"}, "plan"))
     return received

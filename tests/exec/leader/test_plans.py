@@ -111,7 +111,7 @@ DRIFTING = drifting()
 
 def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
     """The times of an iteration in which one worker takes `factor` times as long as the others."""
-    reports: dict[Worker, list[Computed]] = {}
+    reports = {}
     for worker in job.shape.workers():
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
@@ -127,7 +127,7 @@ def plan(job: PricedJob, digest: str, compared: float | None = None) -> Prepared
 class SlowRun:
     """A job whose worker `SLOW` is three times as slow as the others from the start."""
 
-    def __init__(self, job: PricedJob, *, is_own: bool = False) -> None:
+    def __init__(self, job: PricedJob, *, is_own: bool = False):
         self.job, self.outbox, self._step = job, Outbox(), 0
         self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
         self.plans.adopt(NOBODY, plan(job, "first"), {})

@@ -19,7 +19,7 @@ from tests.exec.model.test_families import sharpened
 pytestmark = pytest.mark.slow
 
 YARN = {"rotary_scaling_factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 4.0, "beta_slow": 1.0}
-ROWS: dict[str, dict[str, Any]] = {
+ROWS = {
     "window": {"config": {"window_size": [3, 0]}},
     "window in some layers": {"config": {"window_size": [3, 0], "window_attn_skip_freq": [1, 1, 0, 1]}},
     "sinks": {"config": {"softmax_type": "learnable"}},

@@ -26,7 +26,7 @@ BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
 
 @pytest.fixture(autouse=True)
-def _parallel_state() -> None:
+def _parallel_state():
     torch.set_num_threads(1)
     ensure_parallel_state()
 
@@ -34,11 +34,11 @@ def _parallel_state() -> None:
 class Sum:
     """A sink that adds up, by parameter."""
 
-    def __init__(self) -> None:
-        self.sums: dict[torch.Tensor, torch.Tensor] = {}
-        self.order: list[torch.Tensor] = []
+    def __init__(self):
+        self.sums = {}
+        self.order = []
 
-    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor):
         assert not torch.is_grad_enabled()
         assert not gradient.requires_grad
         self.order.append(parameter)
@@ -60,7 +60,7 @@ def row() -> torch.nn.Module:
 class Pair(torch.nn.Module):
     """Column then row, with a non-linearity between, as in an MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = column(), row()
@@ -165,7 +165,7 @@ def test_weight_gradients_by_bucket_have_the_same_bits(accumulation, model, buck
         for stage in cut
     )
     for stage in cut:
-        finished: list[torch.Tensor] = []
+        finished = []
         for bucket in range(buckets):
             for batch in batches:
                 stage.backward_weight(batch, bucket, buckets)

@@ -9,7 +9,6 @@ import torch
 
 from recycle import MicroBatch, Profile, RunError
 from recycle.exec.emulation import EmulatedStage
-from recycle.exec.model.stage import Stage
 from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
 
 JOB = small_job(pipelines=3, ranks=2, micro_batches=4)
@@ -21,7 +20,7 @@ def host(index: int) -> EmulatedStage:
 
 
 def pipeline() -> list[EmulatedStage]:
-    stages: list[Stage] = [host(0), host(1)]
+    stages = [host(0), host(1)]
     for stage in stages:
         stage.begin_iteration(7)
     return stages

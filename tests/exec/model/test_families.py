@@ -24,7 +24,7 @@ from tests.exec.model.test_other_layers import DelayedLinear
 pytestmark = pytest.mark.slow
 
 SMALL = {"hidden": 32, "heads": 4, "sequence": 16, "ffn": 48, "layers": 4}
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "llama": {"kind": "llama", "config": {"num_query_groups": 2}},
     "llama 3.1": {"kind": "llama", "rotary_base": 5e5, "rotary_scaling": 8.0, "config": {"num_query_groups": 1}},
     "qwen 3": {"kind": "qwen", "tied": True, "rotary_base": 1e6, "config": {"num_query_groups": 2, "kv_channels": 16}},
@@ -67,7 +67,7 @@ def family_job(model: dict[str, Any], **sections: Any) -> Job:
     return small_job(model=SMALL | model, **sections)
 
 
-def sharpened(stages: list[MegatronStage]) -> None:
+def sharpened(stages: list[MegatronStage]):
     """Weights that tell: without norms at 1, biases at 0 and scores that are all alike."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_auxiliary_loss_follows_the_paper():
         config = {"num_moe_experts": 4, "moe_aux_loss_coeff": value}
         tested_job = family_job({"kind": "mixtral", "layers": 1, "config": config}, ranks=1, micro_batches=1)
         stages = build_pipeline(tested_job)
-        inputs: list[torch.Tensor] = []
+        inputs = []
         stages[0]._part.module.decoder.layers[0].mlp.router.register_forward_pre_hook(
             lambda _, given, inputs=inputs: inputs.append(given[0].detach())
         )
@@ -169,23 +169,23 @@ class Linear(DelayedLinear):
 
     def __init__(
         self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_: Any
-    ) -> None:
+    ):
         assert config.delay_wgrad_compute
         super().__init__(input_size, output_size, bias)
         self.config, self.skips = config, skip_bias_add
 
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # type: ignore[override]
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         output = self.product(inputs)
         if self.bias is None or self.skips:
             return output, self.bias
         return output + self.bias, None
 
 
-class Norm(WrappedTorchNorm):  # type: ignore[misc]
+class Norm(WrappedTorchNorm):
     pass
 
 
-class Backend(LocalSpecProvider):  # type: ignore[misc]
+class Backend(LocalSpecProvider):
     def column_parallel_linear(self) -> type:
         return Linear
 
@@ -196,7 +196,7 @@ class Backend(LocalSpecProvider):  # type: ignore[misc]
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch):
     monkeypatch.setattr(model_config, "HAVE_TE", True)
     monkeypatch.setattr(gpt, "backend", Backend)
 

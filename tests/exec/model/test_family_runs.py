@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 pytestmark = pytest.mark.process
 
 STEPS = 7
-FAMILIES: dict[str, dict[str, Any]] = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
+FAMILIES = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
 TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
@@ -87,7 +86,7 @@ def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(launch, name
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[TensorWorkers]:
+def pair():
     with TensorWorkers(2) as workers:
         yield workers
 

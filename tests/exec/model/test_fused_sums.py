@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ GRID = grid_exponent(ADDENDS, EXPONENT)
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+def fused(monkeypatch):
     """The kernel in the interpreter, which sums created by the test use."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
     pytest.importorskip("triton")

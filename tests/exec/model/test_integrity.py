@@ -24,7 +24,7 @@ from tests.exec.drive import CPU, run_pipelines
 from tests.exec.runs import job
 
 MINE, OTHER = MicroBatch(0, 0), MicroBatch(1, 1)
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "emulated": {"model": {"kind": "emulated"}},
     "gpt": {"model": {"kind": "gpt"}},
     "dropout": {"model": {"kind": "gpt", "dropout": 0.1}},
@@ -47,10 +47,10 @@ def pipeline(tested_job: Job) -> list[Stage]:
 
 def trained(stages: list[Stage], micro_batch: MicroBatch, split: bool) -> list[tuple[Any, Any]]:
     """One micro-batch through the pipeline; the input of each stage, and the gradient by its output."""
-    given: list[Any] = [None]
+    given = [None]
     for stage in stages:
         given.append(stage.forward(micro_batch, given[-1]))
-    gradients: list[Any] = [None]
+    gradients = [None]
     for stage in reversed(stages):
         gradients.append((stage.backward_input if split else stage.backward)(micro_batch, gradients[-1]))
     if split:
@@ -126,7 +126,7 @@ SHOWS = {
 
 def trained_struck(tested_job: Job, *struck: tuple[int, str, int]) -> tuple[list[float], list[list[str]]]:
     """Losses, and the digests of both stages after each iteration; `struck` are (stage, target, bit)."""
-    stages: list[Stage] = list(build_stages(tested_job, range(tested_job.shape.stages), CPU).values())
+    stages = list(build_stages(tested_job, range(tested_job.shape.stages), CPU).values())
     losses, digests = [], []
     for step in range(ITERATIONS):
         flips = struck if step == STRUCK else ()

@@ -1,9 +1,5 @@
 """Our 1F1B against megatron-core's own, bit for bit: same weights, same data, other code."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from recycle.exec.launch.standalone import LocalRun
@@ -16,7 +12,7 @@ from tests.exec.megatron_reference import MegatronReference
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Iterator[MegatronReference]:
+def megatron():
     with MegatronReference(small_job(), processes=4) as reference:
         yield reference
 

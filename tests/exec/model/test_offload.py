@@ -1,7 +1,5 @@
 """Activations that leave for the host while a model trains: the same bits, and freed memory."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 
@@ -11,7 +9,6 @@ import torch
 from recycle import MicroBatch, Profile, Schedule
 from recycle.exec import run
 from recycle.exec.emulation import EmulatedStage
-from recycle.exec.model.stage import Stage
 from recycle.exec.profile.memory import allocated_by
 from recycle.ir.instruction import Forward, Offload, Reload
 from tests.exec.drive import build_pipeline, small_job
@@ -68,7 +65,7 @@ def test_an_offload_frees_what_the_forward_saved():
 
 
 def test_an_emulated_copy_begins_after_its_forward_and_the_backward_waits_for_its_return():
-    stage: Stage = EmulatedStage(small_job(ranks=1), 0, Profile(0.0, 0.0, 0.0, host_bandwidth=20.0))
+    stage = EmulatedStage(small_job(ranks=1), 0, Profile(0.0, 0.0, 0.0, host_bandwidth=20.0))
     stage.begin_iteration(0)
     began = time.monotonic()
     stage.forward(BATCH, None)

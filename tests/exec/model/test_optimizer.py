@@ -42,7 +42,7 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float) -> None:
+def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float):
     """One update with the gradients of an iteration."""
     flat = torch.zeros(optimizer.layout.size)
     for view, gradient in zip(optimizer.layout.views(flat), gradients(iteration), strict=True):
@@ -51,7 +51,7 @@ def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float) -> None:
     optimizer.step(iteration, clip_factor)
 
 
-def attach(optimizer: UnitOptimizer, mean: Mean, names: StateNames = NO_NAMES) -> None:
+def attach(optimizer: UnitOptimizer, mean: Mean, names: StateNames = NO_NAMES):
     optimizer.attach(mean, 0, torch.empty_like(optimizer.parameters), names)
 
 
@@ -65,7 +65,7 @@ def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth():
     assert learning_rate(TRAIN, 19) + learning_rate(TRAIN, 20) == pytest.approx(1.1e-3)
 
 
-def step_plain(reference: torch.optim.Optimizer, plain: list[torch.nn.Parameter], iteration: int) -> None:
+def step_plain(reference: torch.optim.Optimizer, plain: list[torch.nn.Parameter], iteration: int):
     """One update of torch's optimizer, with the gradients and the rate that `step` uses."""
     for parameter, gradient in zip(plain, gradients(iteration), strict=True):
         parameter.grad = gradient * 0.5

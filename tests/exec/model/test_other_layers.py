@@ -28,14 +28,14 @@ BATCH = MicroBatch(0, 0)
 class Gradients(dict[torch.Tensor, torch.Tensor]):
     """A sink."""
 
-    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor):
         self[parameter] = self.get(parameter, 0) + gradient
 
 
 class Bare(nn.Module):
     """Weights by name, and a forward of them."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], **shapes: tuple[int, ...]) -> None:
+    def __init__(self, forward: Callable[..., torch.Tensor], **shapes: tuple[int, ...]):
         super().__init__()
         torch.manual_seed(0)
         for name, shape in shapes.items():
@@ -68,7 +68,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return nn.functional.linear(inputs, weight, bias)
 
 
-CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
+CASES = {
     "linear": (nn.Linear(6, 6), [], ["bias", "weight"]),
     "no bias": (nn.Linear(6, 4, bias=False), [], ["weight"]),
     "norm": (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)), ["0.bias", "0.weight"], ["1.bias", "1.weight"]),
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
 def test_matrix_products_run_in_w_and_others_in_i(case, has_entry):
     model, early, late = CASES[case]
 
-    def inputs() -> torch.Tensor:
+    def inputs():
         return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_(has_entry)
 
     split_up, found_early, found_late = once(model, inputs())
@@ -130,8 +130,8 @@ def test_graph_is_freed_between_i_and_w():
 class Delays:
     """Delayed computations of a layer: entries of [tensors, function], oldest first."""
 
-    def __init__(self) -> None:
-        self.context: queue.Queue[Any] = queue.Queue()
+    def __init__(self):
+        self.context = queue.Queue()
 
     def delay_wgrad_compute(self) -> bool:
         return True
@@ -149,7 +149,7 @@ class Product(torch.autograd.Function):
         return torch.matmul(inputs, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         inputs, weight = ctx.saved_tensors
         ctx.delays.context.put([[inputs, gradient], weight_gradient])
         return gradient.matmul(weight), None, None
@@ -160,18 +160,18 @@ class DelayedLinear(nn.Linear):
 
     fuse_wgrad_accumulation = False
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__(inputs, outputs, bias)
         self.wgrad_store = Delays()
 
     def product(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
+        output = Product.apply(inputs, self.weight, self.wgrad_store)
         return output
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.product(inputs) + self.bias
 
-    def backward_dw(self) -> None:
+    def backward_dw(self):
         tensors, function = self.wgrad_store.context.get_nowait()
         self.weight.grad = function(*tensors)
 
@@ -181,7 +181,7 @@ class Stack(nn.Module):
 
     linear: type[nn.Linear] = nn.Linear
 
-    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> None:
+    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool):
         super().__init__()
         hidden = job.model.hidden
         self.message_shape = (job.data.micro_batch_size, job.model.sequence, hidden)
@@ -202,7 +202,7 @@ class Stack(nn.Module):
         hidden = self.embedding(inputs)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
-        output: torch.Tensor = self.head(hidden)
+        output = self.head(hidden)
         return output
 
 

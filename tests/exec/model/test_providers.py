@@ -105,7 +105,7 @@ class Repeated:
 
     digest = "repeated"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self.length = job.model.sequence + 1
 
     def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ def test_provided_model_has_the_same_bits_for_every_split_and_schedule(model):
 class Masked:
     """Batches whose mask leaves the first `kept` tokens; the others have labels that no model would guess."""
 
-    def __init__(self, job: Job, kept: int, spoil: bool) -> None:
+    def __init__(self, job: Job, kept: int, spoil: bool):
         self.job, self.kept, self.spoil = job, kept, spoil
         self.digest = f"kept {kept}"
 
@@ -148,7 +148,7 @@ def test_masked_tokens_do_not_count(model):
 class Joined:
     """The micro-batches of `masked` in one."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self._batch = masked(with_keys(job, "data", micro_batch_size=1))
 
     def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
@@ -244,7 +244,7 @@ def test_untrainable_module_is_refused(model, tied, complaint):
 
 
 def test_parameter_names_are_unique_in_the_whole_model():
-    def bare(job: Job, *layers: int, **ends: bool) -> nn.Module:
+    def bare(job, *layers, **ends):
         return nn.Linear(16, 16)
 
     layer_names = [f"{place}.{kind}" for place in (0, 1, 3) for kind in ("bias", "weight")]

@@ -29,7 +29,7 @@ BATCH = MicroBatch(0, 0)
 
 
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
-AGAIN: list[dict[str, Any]] = [
+AGAIN = [
     {"recompute": "full", "dropout": 0.2, "tied": True},
     {"recompute": "selective", "config": CONFIG},
     {"recompute": ["layers", "full"]},
@@ -120,8 +120,8 @@ def test_tensor_ranks_draw_separately_for_attention_only():
     for tensor in ((0, 2), (1, 2), (1, 2)):
         part = build_part(tested_job, 0)
         seeds = DropoutSeeds(part, 0, tested_job.model.seed, CPU, tensor)
-        heads: list[torch.Tensor] = []
-        states: list[torch.Tensor] = []
+        heads = []
+        states = []
         attention = part.decoder.layers[0].self_attention.core_attention
         attention.register_forward_hook(lambda _, __, output, heads=heads: heads.append(output))
         attention.register_forward_hook(lambda *_, states=states: states.append(torch.get_rng_state()))
@@ -153,7 +153,7 @@ def test_bf16_weights_are_rounded_fp32_weights():
 
 
 def test_device_without_bf16_is_refused(monkeypatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise RuntimeError("\"layer_norm\" not implemented for 'BFloat16'\nand a second line")
 
     monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -150,7 +150,7 @@ KINDS = {
     "bf16": {},
     "muon": {},
 }
-TRAINED: dict[str, dict[str, Any]] = {"bf16": {"precision": "bf16"}, "muon": {"optimizer": "muon"}}
+TRAINED = {"bf16": {"precision": "bf16"}, "muon": {"optimizer": "muon"}}
 
 
 def job_of(name: str) -> Job:

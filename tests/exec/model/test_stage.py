@@ -31,7 +31,7 @@ BATCH = MicroBatch(0, 0)
 FAST = {"accumulation": "fast"}
 
 
-def begin(stages: Sequence[MegatronStage], step: int = 0) -> None:
+def begin(stages: Sequence[MegatronStage], step: int = 0):
     for stage in stages:
         stage.begin_iteration(step)
 

@@ -20,7 +20,6 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
-from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
 from tests.exec.runs import deaths, figures, job, kinds, live_workers, of_kind, only
 
@@ -33,8 +32,8 @@ def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_paral
 
 
 @pytest.fixture(scope="module")
-def runs(servers: dict[str, ForkServer]) -> Any:
-    def launch(tested_job: Job, directory: Path, *faults: str, steps: int = STEPS, **more: Any) -> RunResult:
+def runs(servers):
+    def launch(tested_job, directory, *faults, steps=STEPS, **more):
         return train(
             tested_job,
             directory,
@@ -49,12 +48,12 @@ def runs(servers: dict[str, ForkServer]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def healthy(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+def healthy(runs, tmp_path_factory):
     """The run without a fault, with a checkpoint in its middle."""
     return runs(gpt(train={"checkpoint_every": 3}), tmp_path_factory.mktemp("healthy") / "run")
 
 
-def assert_same_bits(result: RunResult, reference: RunResult) -> None:
+def assert_same_bits(result: RunResult, reference: RunResult):
     assert figures(result) == figures(reference)
     assert result.digests == reference.digests
 
@@ -136,9 +135,9 @@ def test_indivisible_model_is_refused(ranks, shape, model, message):
 class Exchanges:
     """Exchanges between tensor ranks that are threads; `moved` counts the elements that each sends to others."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int):
         self.size, self.moved = size, [0] * size
-        self._sent: list[Sequence[torch.Tensor]] = [()] * size
+        self._sent = [()] * size
         self._all_came = threading.Barrier(size, timeout=60)
 
     def begin(
@@ -148,7 +147,7 @@ class Exchanges:
         self.moved[rank] += sum(part.numel() for other, part in enumerate(parts) if other != rank)
         self._sent[rank] = parts
 
-        def wait() -> list[torch.Tensor]:
+        def wait():
             self._all_came.wait()
             received = [parts[rank].clone() for parts in self._sent]
             self._all_came.wait()
@@ -159,7 +158,7 @@ class Exchanges:
     def run(self, call: Callable[[int, TensorGroup], Any]) -> list[Any]:
         """Run `call(rank, group)` for all ranks at once, and return the results by rank."""
 
-        def of_rank(rank: int) -> Any:
+        def of_rank(rank):
             group = TensorGroup(rank, self.size)
             group.exchange = partial(self.begin, rank)
             return call(rank, group)
@@ -184,7 +183,7 @@ def addends(size: int, *shape: int) -> list[torch.Tensor]:
 def test_all_reduce_combines_in_the_order_of_ranks(size, rows, operation, combine, is_async):
     given, exchanges = [each.t() for each in addends(size, 7, rows)], Exchanges(size)  # not contiguous
 
-    def all_reduce(rank: int, group: TensorGroup) -> torch.Tensor:
+    def all_reduce(rank, group):
         tensor = given[rank].clone()
         pending = dist.all_reduce(tensor, operation, group, is_async)
         assert (pending is not None) == is_async
@@ -214,7 +213,7 @@ def test_each_rank_gets_the_rows_that_are_for_it():
     rows = [[1, 2, 0], [0, 3, 1], [2, 0, 0]]  # of a rank, for each rank
     given = [torch.randn(sum(of_rank), 4) for of_rank in rows]
 
-    def exchange(rank: int, group: TensorGroup) -> torch.Tensor:
+    def exchange(rank, group):
         received = [of_rank[rank] for of_rank in rows]
         output = torch.empty(sum(received), 4)
         dist.all_to_all_single(output, given[rank], received, rows[rank], group)
@@ -229,10 +228,10 @@ def test_torch_raises_the_error_of_an_exchange():
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
-    def start(*_: object) -> Callable[[], list[torch.Tensor]]:
+    def start(*_):
         raise TransportError("a peer is gone")
 
-    def wait() -> list[torch.Tensor]:
+    def wait():
         raise TransportError("the generation is over")
 
     group = TensorGroup(1, 2)

@@ -8,7 +8,6 @@ import torch
 from recycle import Job, Schedule, check
 from recycle.exec import run
 from recycle.exec.data.batches import load_corpus
-from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.weights import global_names
 from recycle.ir.families import FAMILIES, one_f_one_b
@@ -45,7 +44,7 @@ def tied(
 
 
 @pytest.fixture(scope="module")
-def whole() -> RunResult:
+def whole():
     single = tied(1, 1, 6)
     return run(one_f_one_b(single.shape), single, steps=STEPS)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,11 +14,10 @@ from recycle import Worker
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
-from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
+from recycle.exec.planning.planner_process import MOST_FAILURES
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.ir import formats
-from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job, kinds, of_kind
 from tests.waiting import until
@@ -37,12 +35,12 @@ TEST_PROCESS = "RECYCLE_TEST_PROCESS"
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def started(monkeypatch):
     """Ids of the planner processes that were started so far."""
-    ids: list[int] = []
+    ids = []
 
     class Noted(planner_process.Child):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *arguments: Any, **options: Any):
             super().__init__(*arguments, **options)
             ids.append(self.process.pid)
 
@@ -53,11 +51,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class Answers:
     """A plan service whose answers are kept."""
 
-    def __init__(self, service: PlanService) -> None:
+    def __init__(self, service: PlanService):
         self._service = service
         self.can_search = service.can_search
-        self.planned: dict[Question, Planned] = {}
-        self.warnings: list[str] = []
+        self.planned = {}
+        self.warnings = []
 
     def ask(self, *failed: Worker, moves: bool = False) -> Question:
         """Ask for the plan without the failed workers that is needed now, or for one for which workers may move."""
@@ -70,7 +68,7 @@ class Answers:
         self._service.ask(question)
         return self.wait_for(question)
 
-    def poll(self) -> None:
+    def poll(self):
         """Take what is answered."""
         self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
 
@@ -90,12 +88,12 @@ Serve = Callable[..., Answers]
 
 
 @pytest.fixture
-def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
+def serve(tmp_path, started):
     """Starts a plan service."""
     waker, services = Waker(), list[PlanService]()
     (tmp_path / "plans").mkdir()
 
-    def begin(planner: Planner | None = plan_for_training, job: PricedJob = JOB) -> Answers:
+    def begin(planner=plan_for_training, job=JOB):
         services.append(PlanService(job, planner, tmp_path / "plans", tmp_path / "profiles", waker))
         return Answers(services[-1])
 
@@ -181,10 +179,10 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
 class _Strike(Observer):
     """Kills all planner processes after a step."""
 
-    def __init__(self, started: list[int], after: int) -> None:
+    def __init__(self, started: list[int], after: int):
         self._started, self._after = started, after
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         if line["step"] == self._after:
             for pid in self._started:
                 os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.process
 
 
-def wait_until_forked(server: ForkServer, process: WorkerProcess) -> None:
+def wait_until_forked(server: ForkServer, process: WorkerProcess):
     until(lambda: server.read_answers() or process.pid != 0)
 
 
@@ -29,7 +28,7 @@ def wait_for_code(server: ForkServer, process: WorkerProcess) -> int | None:
 
 
 @pytest.fixture
-def server() -> Iterator[ForkServer]:
+def server():
     server = ForkServer("emulated")
     yield server
     server.close()

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import cast
@@ -43,10 +43,10 @@ memory[::4096] = bytes(len(memory) // 4096)
 class _Server:
     """Starts Python programs, one after the other, in place of workers."""
 
-    def __init__(self, *programs: str) -> None:
+    def __init__(self, *programs: str):
         self._programs, self._started = list(programs), dict[int, subprocess.Popen[bytes]]()
-        self.forked: list[WorkerProcess] = []
-        self.after: list[list[WorkerProcess]] = []
+        self.forked = []
+        self.after = []
         self.answers, self._unused = os.pipe()
 
     def fork(self, specification: str, log: Path, after: list[WorkerProcess], function: str) -> WorkerProcess:
@@ -56,10 +56,10 @@ class _Server:
         self.after.append(after)
         return self.forked[-1]
 
-    def read_answers(self) -> None:
+    def read_answers(self):
         pass
 
-    def reap(self, process: WorkerProcess) -> None:
+    def reap(self, process: WorkerProcess):
         os.close(process.descriptor)
         self._started.pop(process.pid).wait()
 
@@ -67,7 +67,7 @@ class _Server:
         """Ids of the processes that are not reaped."""
         return list(self._started)
 
-    def close(self) -> None:
+    def close(self):
         for process in self._started.values():
             process.kill()
             process.wait()
@@ -78,7 +78,7 @@ class _Server:
 class _Machine:
     """Processes of `WORKER`, one per program; with `later`, the program of its next one."""
 
-    def __init__(self, *programs: str, later: Sequence[str] = ()) -> None:
+    def __init__(self, *programs: str, later: Sequence[str] = ()):
         self.server, self.waker = _Server(*programs, *later), Waker()
         run = RunSpecification(job="", cut=[], stages={}, faults=[], agent="", address="", started=0.0, directory=".")
         server = cast(ForkServer, self.server)
@@ -92,19 +92,19 @@ class _Machine:
             self.processes.wait(1.0)
         return gone[WORKER][0]
 
-    def end(self) -> None:
+    def end(self):
         """Wait until no process is left."""
         self.processes.end(30.0)
         assert self.server.kept() == []
 
-    def close(self) -> None:
+    def close(self):
         self.server.close()
         self.waker.close()
 
 
 @pytest.fixture
-def machines() -> Iterator[list[_Machine]]:
-    machines: list[_Machine] = []
+def machines():
+    machines = []
     yield machines
     for machine in machines:
         machine.close()

@@ -13,7 +13,6 @@ import torch
 
 from recycle import Job, Link, Profile, simulate
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.measure import MeasuredStage, StageFigures, message_bytes
 from recycle.exec.profile.memory import Allocated, allocated_by
@@ -51,13 +50,13 @@ QUICK = [
 class Echo(GroupTransport):
     """A transport on which all messages arrive at once."""
 
-    def form(self) -> None:
+    def form(self):
         return
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None):
         return
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]):
         return
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
@@ -67,7 +66,7 @@ class Echo(GroupTransport):
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         return self
 
-    def wait(self) -> None:
+    def wait(self):
         return
 
     def is_completed(self) -> bool:
@@ -96,8 +95,8 @@ def measured(job: Job, schedule: Schedule, worker: Worker) -> Allocated:
     """Allocations of a worker and its stage over two iterations."""
     program = schedule.program(worker)
 
-    def live() -> None:
-        stages: dict[int, Stage] = build_stages(job, [worker.rank])
+    def live():
+        stages = build_stages(job, [worker.rank])
         shape = stages[worker.rank].message_spec()
         if isinstance(shards := stages[worker.rank].layout, Shards):
             owned = shards_of_schedule(job, schedule).owned(schedule.live).stages[worker]
@@ -108,7 +107,7 @@ def measured(job: Job, schedule: Schedule, worker: Worker) -> Allocated:
         transport = Echo(groups, CPU)
         iteration = 0
 
-        def step(index: int) -> None:
+        def step(index):
             for _ in stages[index].layout.reduced(stages[index]):
                 pass
             if job.planner.staggered:
@@ -165,7 +164,7 @@ def test_counted_memory_of_model_families(model):
     assert_counted(family, lower(zb_h1(family.shape)), by_limit=True)
 
 
-def assert_counted(job: Job, schedule: Schedule, by_limit: bool) -> None:
+def assert_counted(job: Job, schedule: Schedule, by_limit: bool):
     """Allocations of every worker equal the profiles' count and, if `by_limit`, the planner's limit."""
     profiles = counted(job, schedule)
     for worker in (each for each in schedule.live if each.pipeline == 0):  # peers hold as much

@@ -21,7 +21,6 @@ from recycle.exec.profile.profiler import assemble, connection_of, fit_link, mea
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.staged import Staged, StagedTransport
 from recycle.ir.families import one_f_one_b
-from recycle.job import PricedJob
 from recycle.solve.planner import plan
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import job
@@ -36,12 +35,12 @@ TOKEN = SEQUENCE * ROWS * 4
 
 
 @pytest.fixture(scope="module")
-def gpt() -> PricedJob:
+def gpt():
     return job(2, 2, 2, kind="gpt", data={"micro_batch_size": ROWS})
 
 
 @pytest.fixture(scope="module")
-def profile(gpt: Job) -> Profile:
+def profile(gpt):
     return measure(gpt, REPEATS)
 
 
@@ -117,7 +116,7 @@ def test_measured_profile_of_an_emulated_job_is_its_own():
     memory = {"weight_stash": 0.5, "limit": 3, "host_bandwidth": 0.5}
     emulated = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory=memory)
 
-    def excess(profile: Profile) -> list[float]:
+    def excess(profile):
         """Measured seconds minus the profile's."""
         return [a - 0.01 * b for n, own in times.items() for a, b in zip(profile.per_stage(n, 2), own, strict=True)]
 
@@ -208,9 +207,9 @@ def test_host_bandwidth_is_that_of_two_copies_in_turn(profile):
 
 
 def test_allocations_of_an_action_are_kept_and_peak():
-    kept: list[torch.Tensor] = []
+    kept = []
 
-    def action() -> None:
+    def action():
         kept.append(torch.zeros(1000))
         kept.append(kept[0].view(10, 100))
         torch.zeros(5000)

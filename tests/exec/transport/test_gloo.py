@@ -7,14 +7,14 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
@@ -42,7 +42,7 @@ Pair = dict[Worker, GlooTransport]
 
 
 @pytest.fixture(params=[0.0])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(request):
     """Both workers of a pipeline, in threads of this process, in iteration 0; messages take the parameter's seconds."""
     store, transports = HashStore(), Pair()
     for role in PAIR.live:
@@ -71,8 +71,8 @@ def test_sent_tensor_is_released_after_its_arrival(pair):
     _await_release(kept, pair[FIRST])
 
 
-def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
-    def are_released() -> bool:
+def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport):
+    def are_released():
         transport._drop_sent(-2)  # as the next transfer does
         return all(tensor() is None for tensor in kept)
 
@@ -153,7 +153,7 @@ def test_bucket_is_summed_before_its_hosts_wait_for_it(make):
     """Each host computes on until it sees the sum of its first bucket, and only then has the second one."""
     transports = hosts_of_a_stage(3, make)
 
-    def run(place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(place):
         transport = transports[place]
         transport.form()
         transport.begin([], 0)
@@ -175,7 +175,7 @@ def test_bucket_is_summed_before_its_hosts_wait_for_it(make):
 class Counting:
     """A group that counts the bytes that it sends."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any):
         self._group, self.sent = group, 0
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
@@ -196,7 +196,7 @@ def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(h
     addends = torch.randint(-(2**20), 2**20, (hosts, hosts, size), generator=generator).to(dtype)
     transports = hosts_of_a_stage(hosts, copies=copies)
 
-    def run(place: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    def run(place):
         transport = transports[place]
         transport.form()
         group = transport._sums[0] = Counting(transport._sums[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from random import Random
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
@@ -46,8 +46,8 @@ SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store: Any, device: Limits, **limits: float) -> None:
-        settings = TransportSettings(store, limits=MembershipSection(**limits))  # type: ignore[arg-type]
+    def __init__(self, store: Any, device: Limits, **limits: float):
+        settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
         self.formed = list[str]()
         self._thread = ThreadPoolExecutor(1)
@@ -56,11 +56,11 @@ class Process(OwnDevice):
         transport = super()._form(groups)
         make = transport._make
 
-        def record(name: str, rank: int, size: int, ctas: int | None) -> Any:
+        def record(name, rank, size, ctas):
             self.formed.append(name.split("/")[1])
             return make(name, rank, size, ctas)
 
-        transport._make = record  # type: ignore[method-assign]
+        transport._make = record
         return transport
 
     def does(self, action: Callable[[], Any]) -> Future[Any]:
@@ -71,15 +71,15 @@ class Process(OwnDevice):
 class Cluster:
     """Processes by start position, in successive generations."""
 
-    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float) -> None:  # noqa: B008
-        self.store: Any = HashStore()
+    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float):  # noqa: B008
+        self.store = HashStore()
         self.schedule, self._device, self._limits = schedule, device, limits
         self.processes = {worker: Process(self.store, device, **limits) for worker in schedule.live}
         self.number = 0
         self.over = threading.Event()
         self._every = list(self.processes.values())
 
-    def restart(self, worker: Worker) -> None:
+    def restart(self, worker: Worker):
         """Replace a dead process."""
         self.processes[worker] = Process(self.store, self._device, **self._limits)
         self._every.append(self.processes[worker])
@@ -109,7 +109,7 @@ class Cluster:
     def train(self, iterations: int, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, Future[None]]:
         """Form the next generation and run iterations of it."""
 
-        def run(transport: GroupTransport, role: Worker) -> None:
+        def run(transport, role):
             for iteration in range(iterations):
                 iterate(self.schedule, transport, role, self.number, iteration)
 
@@ -118,13 +118,13 @@ class Cluster:
             for worker, transport in self.form(roles).items()
         }
 
-    def stop(self) -> None:
+    def stop(self):
         """End the generation at once."""
         self.over.set()
         for process in self.processes.values():
             process.wake()
 
-    def leave(self) -> None:
+    def leave(self):
         """End the generation; all processes leave it."""
         self.stop()
         for leaving in [process.does(process.end) for process in self.processes.values()]:
@@ -138,17 +138,17 @@ class Cluster:
         assert names[::2] == names[1::2]
         return names[::2]
 
-    def end(self) -> None:
+    def end(self):
         self.over.set()
         for process in self._every:
             process.wake()
 
 
-def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int) -> None:
+def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int):
     """Every transfer and sum of an iteration; messages carry their generation, iteration and transfer."""
     program = schedule.program(role)
     transport.begin(program, iteration)
-    received: list[tuple[torch.Tensor, float]] = []
+    received = []
     for instruction in program:
         if isinstance(instruction, Receive):
             received.append((transport.receive(instruction)(), content(instruction, generation, iteration)))
@@ -169,13 +169,13 @@ def content(transfer: Transfer, generation: int, iteration: int) -> float:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster():
     started = Cluster()
     yield started
     started.end()
 
 
-def finish(running: Mapping[Worker, Future[None]]) -> None:
+def finish(running: Mapping[Worker, Future[None]]):
     for iterations in running.values():
         iterations.result(LATE)
 

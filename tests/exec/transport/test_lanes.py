@@ -6,14 +6,14 @@ The workers are threads of this process, with a simulated device each (tests/exe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
@@ -69,7 +69,7 @@ class Process:
     def does(self, action: Callable[[], Any]) -> Future[Any]:
         return self._thread.submit(action)
 
-    def run(self, iteration: int) -> None:
+    def run(self, iteration: int):
         """Run an iteration of its program with empty computations."""
         self.transport.begin(self.program, iteration)
         for instruction in self.program:
@@ -86,12 +86,12 @@ Start = Callable[..., dict[Worker, Process]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     """The workers of a schedule, formed: start(schedule)."""
-    every: list[Process] = []
+    every = []
 
-    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **options: Any) -> dict[Worker, Process]:
-        store: Any = HashStore()
+    def begin(schedule=PIPELINE, joins=(), **options):
+        store = HashStore()
         processes = {role: Process(store, schedule, role, joins, **options) for role in schedule.live}
         every.extend(processes.values())
         for forming in [process.does(process.transport.form) for process in processes.values()]:
@@ -104,7 +104,7 @@ def start() -> Iterator[Start]:
         process.transport.release()
 
 
-def run_three(processes: dict[Worker, Process]) -> None:
+def run_three(processes: dict[Worker, Process]):
     for iteration in range(3):
         for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
             running.result(LATE)
@@ -160,7 +160,7 @@ def test_sum_is_complete_while_receives_of_lanes_wait(start):
     assert [total.tolist() for total in totals] == [[7.0, 7.0]] * 2
 
 
-def poll(process: Process) -> None:
+def poll(process: Process):
     """Ask for the state of the device as heartbeats do, while the main thread waits for it."""
     settling = process.does(process.transport.settle)
     until(lambda: process.plugin.device_state() is not None and settling.done())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -37,7 +36,7 @@ from tests.exec.transport_workers import TransportWorkers
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[TransportWorkers]:
+def workers():
     with TransportWorkers(5) as started:
         yield started
 
@@ -128,7 +127,7 @@ class Counting(Gloo):
         print(f"opened {groups.name} with {len(groups.members)}", flush=True)
         return super().open(groups)
 
-    def end(self) -> None:
+    def end(self):
         super().end()
         print("ended", flush=True)
 

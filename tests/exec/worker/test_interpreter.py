@@ -18,7 +18,7 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import ReplicatedState, Stage
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.ir.instruction import Backward, Forward, Instruction, OptimizerStep, ReduceGradients, parse_instruction
+from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients, parse_instruction
 from recycle.job.shape import MicroBatch, Worker
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.stage import QueuedStage
@@ -30,7 +30,7 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
     workers, stages = draw.randint(2, 4), draw.randint(2, 4)
     shape = Shape(workers, 1, 1, stages)
     hosts = [draw.sample(range(workers), draw.randint(1, workers)) for _ in range(stages)]
-    programs: dict[Worker, list[Instruction]] = {worker: [] for worker in shape.workers()}
+    programs = {worker: [] for worker in shape.workers()}
     for k in range(workers):
         route = [Worker(draw.choice(live), 0) for live in hosts]
         for s, worker in enumerate(route):
@@ -48,11 +48,11 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
 
 def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that a worker's interpreter requests from its transport, in order."""
-    asked: list[int] = []
+    asked = []
     transport = SimpleNamespace(reduce=lambda group, *_: asked.append(group))
     state = cast(Any, ReplicatedState)
     layout = SimpleNamespace(reduce=lambda *given: state.reduce(None, *given))
-    stages: dict[int, Any] = {
+    stages = {
         index: SimpleNamespace(index=index, gradient_bucket=lambda *_: [], tied_buffers=list, layout=layout)
         for index in schedule.stages_of(worker)
     }
@@ -99,7 +99,7 @@ PARTS = [["F0"], ["B0", "F1"], ["B1", "F2"], ["F3"], ["B2"], ["B3", "F4"], ["B4"
 class Streamed(Device):
     """A device with a second stream to compute on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(eager=True)
         self.main, self.side = self.compute, self.draw()
 
@@ -113,7 +113,7 @@ class Streamed(Device):
         finally:
             self.compute = self.main
 
-    def join(self) -> None:
+    def join(self):
         done = self.side.launch(lambda: None)
         self.main.launch(done.wait)
 
@@ -121,7 +121,7 @@ class Streamed(Device):
 class Nowhere:
     """The transport of a worker that is alone."""
 
-    def begin(self, *_: object) -> None:
+    def begin(self, *_: object):
         return
 
 
@@ -130,22 +130,22 @@ class Meeting:
 
     index, _is_first, _is_last = 0, True, True
 
-    def __init__(self, meet: set[str]) -> None:
+    def __init__(self, meet: set[str]):
         self._meet, self._barrier = meet, threading.Barrier(2, timeout=LATE)
-        self.ran: list[str] = []
+        self.ran = []
         self.running = 0
         self.most = 0
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
-    def forward(self, micro_batch: MicroBatch, _: object) -> None:
+    def forward(self, micro_batch: MicroBatch, _: object):
         self._run(f"F{micro_batch.index}")
 
-    def backward(self, micro_batch: MicroBatch, _: object) -> None:
+    def backward(self, micro_batch: MicroBatch, _: object):
         self._run(f"B{micro_batch.index}")
 
-    def _run(self, name: str) -> None:
+    def _run(self, name: str):
         self.running += 1
         self.most = max(self.most, self.running)
         if name in self._meet:
@@ -179,10 +179,10 @@ def test_halves_of_a_pair_run_concurrently():
 
 def test_backward_runs_on_the_stream_of_its_forward():
     device = Streamed()
-    where: dict[str, bool] = {}
+    where = {}
 
     class Noted(Meeting):
-        def _run(self, name: str) -> None:
+        def _run(self, name: str):
             where[name] = device.side.is_current
 
     interpreted(Noted(set()), device, with_streams=True)

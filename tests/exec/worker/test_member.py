@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -89,13 +89,13 @@ def test_decisions_apply_to_their_generation_only():
 class Agent:
     """The agent's end of a process's connection; records the messages."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._listener, self.address = listen_locally()
-        self._heard: list[Any] = []
+        self._heard = []
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self):
         self.link = Link(self._listener.accept()[0], ProcessMessage)
         try:
             while True:
@@ -110,18 +110,18 @@ class Agent:
         """Wait for a message for which `choose` returns a value."""
         with self._changed:
 
-            def chosen() -> list[_Value]:
+            def chosen():
                 return [value for value in map(choose, self._heard) if value is not None]
 
             assert self._changed.wait_for(chosen, SOON)
             return chosen()[0]
 
-    def tell(self, *messages: LeaderMessage) -> None:
+    def tell(self, *messages: LeaderMessage):
         self.hear(lambda m: True if isinstance(m, Join) else None)
         for message in messages:
             self.link.send(message)
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
         self.link.close()
 
@@ -129,29 +129,29 @@ class Agent:
 class Process:
     """Process 0.1 and its agent; calls of the process may wait in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.agent, self.interrupts, self.lost = Agent(), 0, threading.Event()
         self.member = Member(self.agent.address, "0.1", 2, 0.02, self._interrupt, lambda reason: self.lost.set())
         self._thread = ThreadPoolExecutor(4)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self):
         self.interrupts += 1
 
     def does(self, action: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
         return self._thread.submit(action, *arguments)
 
-    def begin(self, generation: int, *live: str) -> None:
+    def begin(self, generation: int, *live: str):
         self.agent.tell(propose(generation, *(live or ("0.1",))))
         record = self.does(self.member.next_record).result(SOON)
         assert record is not None
         assert record.generation == generation
 
-    def await_interrupts(self, count: int) -> None:
+    def await_interrupts(self, count: int):
         until(lambda: self.interrupts >= count)
 
 
 @pytest.fixture
-def process() -> Iterator[Process]:
+def process():
     process = Process()
     yield process
     process.agent.close()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import torch
 
 from recycle import Job, RunError, Schedule, Shape, check, lower
 from recycle.exec import run
-from recycle.exec.data.batches import Batch
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.loss import masked_sum
@@ -30,11 +26,11 @@ STEPS = 7
 
 
 @pytest.fixture(scope="module")
-def emulated() -> Job:
+def emulated():
     return job(3, 2, 2)
 
 
-def assert_plans_pass_check(run: RunResult, job: Job) -> None:
+def assert_plans_pass_check(run: RunResult, job: Job):
     assert run.directory is not None
     plans = {line["plan"] for line in run.metrics}
     for digest in plans:
@@ -91,7 +87,7 @@ def test_different_states_end_a_run_in_one_process(is_sharded, integrity, part, 
     compared = job(2, 1, 4, train=train, integrity=integrity)
     step, struck = EmulatedStage._update, list[int]()
 
-    def update(stage: EmulatedStage, parameters: torch.Tensor, *arguments: Any) -> None:
+    def update(stage, parameters, *arguments):
         step(stage, parameters, *arguments)
         if len(parameters):  # the embedding has none
             parameters[0] += not struck
@@ -107,7 +103,7 @@ def test_different_replay_ends_a_run_in_one_process():
     replayed = job(2, 1, 4, kind="gpt", train={"checkpoint_every": 0}, integrity={"every": 4})
     calls = []
 
-    def loss(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, object]:
+    def loss(losses, batch):
         calls.append(1)
         total, count = masked_sum(losses, batch)
         return total + len(calls) * (len(calls) > 12), count
@@ -120,7 +116,7 @@ NOT_OVER = threading.Event()
 
 
 @pytest.fixture
-def waker() -> Iterator[Waker]:
+def waker():
     waker = Waker()
     yield waker
     waker.close()

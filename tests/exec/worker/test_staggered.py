@@ -36,7 +36,7 @@ AHEAD = ["barrier"] + ["staggered"] * (STEPS - 1)
 
 
 @pytest.fixture(scope="module")
-def emulated() -> PricedJob:
+def emulated():
     return job(3, 2, 2, train=FAR)
 
 
@@ -101,25 +101,25 @@ class _Hold(Observer):
     and again after its commit.
     """
 
-    def __init__(self, directory: Path, fault: str, step: int, workers: list[str]) -> None:
+    def __init__(self, directory: Path, fault: str, step: int, workers: list[str]):
         self.directory, self.fault, self.step, self.workers = directory, fault, step, workers
         self._strikes, self._committed = False, -1
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: dict[str, Any]):
         if event["kind"] == "fault" and event["fault"] == self.fault:
             self._strikes = True
             self._wait_for(["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"], self.step - 1)
             self._hold()
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line: dict[str, Any]):
         self._committed = line["step"]
         self._hold()
 
-    def _hold(self) -> None:
+    def _hold(self):
         if self._strikes and self._committed == self.step - 1:
             self._wait_for(self.workers, self.step)
 
-    def _wait_for(self, workers: list[str], step: int) -> None:
+    def _wait_for(self, workers: list[str], step: int):
         deadline = time.monotonic() + 30
         while not all(self._stepped(worker, step) for worker in workers) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -44,13 +44,13 @@ def pipeline(kind: str) -> list[Stage]:
     return list(build_pipeline(GPT))
 
 
-def train(stages: Sequence[Stage], updates: StepState, step: int) -> None:
+def train(stages: Sequence[Stage], updates: StepState, step: int):
     """The gradients of one iteration."""
     run_pipelines([stages], step, 2)
     updates.mark_reduced(step)
 
 
-def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool = False) -> None:
+def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool = False):
     """One iteration and its steps."""
     train(stages, updates, step)
     for index in (0, 1):
@@ -65,7 +65,7 @@ def digests(stages: Sequence[Stage]) -> list[dict[int, str]]:
 
 
 @pytest.fixture(params=["emulated", "gpt"])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return request.param
 
 
@@ -82,17 +82,17 @@ def trained(kind: str, steps: int) -> list[list[dict[int, str]]]:
 class LatestCopies:
     """A stream whose copies run as late as a GPU's may: when other work waits for them."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._queued: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self, stages: Sequence[Stage]):
+        self._queued = []
 
-    def follow(self) -> None:
+    def follow(self):
         return
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor):
         target.view(torch.uint8).fill_(0xFF)  # NaN, whatever the bytes stand for
         self._queued.append((target, source))
 
-    def settle(self) -> None:
+    def settle(self):
         for target, source in self._queued:
             target.copy_(source)
         self._queued.clear()
@@ -104,22 +104,22 @@ class LatestCopies:
 class EarliestCopies(LatestCopies):
     """A stream whose copies read their source as it was at the last `follow`."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage]):
         self._stages = stages
-        self._seen: dict[int, torch.UntypedStorage] = {}
+        self._seen = {}
 
-    def follow(self) -> None:
+    def follow(self):
         storages = [tensor.untyped_storage() for stage in self._stages for tensor in stage.state_tensors()]
         self._seen = {storage.data_ptr(): storage.clone() for storage in storages}
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor):
         seen = torch.empty(0, dtype=source.dtype)
         seen.set_(
             self._seen[source.untyped_storage().data_ptr()], source.storage_offset(), source.shape, source.stride()
         )
         target.copy_(seen)
 
-    def settle(self) -> None:
+    def settle(self):
         return
 
 
@@ -176,7 +176,7 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatc
     stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
     failed = threading.Event()
 
-    def piece(_: StateCopy) -> bool:
+    def piece(_):
         failed.set()
         raise RuntimeError("accelerator error")
 
@@ -201,7 +201,7 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatc
 def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monkeypatch):
     known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
 
-    def piece(copy: StateCopy) -> bool:
+    def piece(copy):
         copied.append(copy)
         time.sleep(0.001)
         return copy_piece(copy)
@@ -250,7 +250,7 @@ def test_undo_fits_changed_shards():
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpt", marks=pytest.mark.slow)])
-def stages(request: pytest.FixtureRequest) -> list[Stage]:
+def stages(request):
     return pipeline(request.param)
 
 
@@ -284,11 +284,11 @@ def test_restored_snapshot_restores_its_layers():
     hosted = LocalStages(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
     updates = StepState(hosted.stages, hosted=hosted)
 
-    def run(step: int) -> None:
+    def run(step):
         train(list(hosted.stages.values()), updates, step)
         updates.roll_to(step, commit(step))
 
-    def compared(step: int) -> list[int]:
+    def compared(step):
         updates.compare_state(Comparison(step))
         return [checksum.words for _, checksum in sorted(updates.checksums().items())]
 
@@ -331,7 +331,7 @@ def test_incomplete_snapshot_is_discarded_with_its_generation(stages, monkeypatc
 
 
 def test_waits_compare_the_committed_state(stages):
-    known: dict[int, Commit] = {}
+    known = {}
     updates = StepState(dict(enumerate(stages)), known_commit=known.get)
     iterate(stages, updates, 0)
     expected = sums_of(stages)

@@ -29,7 +29,7 @@ SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 class At:
     """A mark that the device has reached, or not yet."""
 
-    def __init__(self, seconds: float, reached: bool = True) -> None:
+    def __init__(self, seconds: float, reached: bool = True):
         self._seconds, self.is_reached = seconds, reached
 
     def reached(self) -> bool:
@@ -67,7 +67,7 @@ def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path
 
 
 def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
-    warnings: list[str] = []
+    warnings = []
     log = started(tmp_path, warnings.append, sparse_bytes=1000)
     for step in range(400):
         log.end_iteration(step, RAN, whole=True)
@@ -86,9 +86,9 @@ def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
 def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
     resumes, warnings = threading.Event(), list[str]()
 
-    def slow(*iteration: object) -> int:
+    def slow(*iteration):
         resumes.wait(30)
-        return append_iteration(*iteration)  # type: ignore[arg-type]
+        return append_iteration(*iteration)
 
     monkeypatch.setattr(trace, "append_iteration", slow)
     log = started(tmp_path, warnings.append)

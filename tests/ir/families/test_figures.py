@@ -77,13 +77,13 @@ def zb_v(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, A
 
 
 def capped(cap: Callable[[int], int]) -> Callable[..., tuple[float, Any, Any]]:
-    def figures(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+    def figures(p, m, v, f, i, w):
         return max(p - 1, 3 * (2 * p - cap(p)) - 1), None, min(cap(p), 2 * m)
 
     return figures
 
 
-CAPS: dict[str, Callable[[int], int]] = {
+CAPS = {
     "v-half": lambda ranks: 2 * (ranks // 2) + 2,
     "v-min": lambda ranks: 2 * ((ranks + 1) // 3 + 1),
 }

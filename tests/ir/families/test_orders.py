@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_the_order_for_equal_times_is_that_of_torchs_schedule(family, name):
             assert [str(action).replace("0.", "") for action in schedule.program(Worker(0, rank))] == texts
 
 
-REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
+REFUSED = [
     *((family, Shape(1, 2, 4, 2), {}, "chunks = 1, got 2") for family in ("gpipe", "1f1b", "zb-h1", "zb-h2")),
     *((family, Shape(1, 2, 4, 3), {}, "chunks = 2") for family in ("zb-v", "v-half", "v-min", "dualpipe-v")),
     ("dualpipe-v", Shape(1, 4, 7, 2), {}, r"micro_batches of at least 2 \* ranks = 8, got 7"),

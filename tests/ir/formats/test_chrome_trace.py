@@ -27,7 +27,7 @@ def text(schedule: Schedule, profile: Profile | None = None) -> str:
 
 
 def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(text(schedule, profile))
+    content = json.loads(text(schedule, profile))
     return content
 
 
@@ -89,8 +89,8 @@ def test_arguments_state_worker_position_home_and_rerouting():
 
 def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str, str, str]]:
     """(name, slice at the beginning, slice at the end) of each arrow; every end directly follows its slice."""
-    slice_: dict[str, Any] = {}
-    ends: dict[int, dict[str, tuple[str, str, str]]] = defaultdict(dict)
+    slice_ = {}
+    ends = defaultdict(dict)
     for event in file(schedule, profile)["traceEvents"]:
         if event["ph"] == "X":
             slice_ = event
@@ -147,7 +147,7 @@ def altered(change: Any) -> bytes:
 
 
 def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
-    event: dict[str, Any] = next(event for event in content["traceEvents"] if event["name"] == name)
+    event = next(event for event in content["traceEvents"] if event["name"] == name)
     return event
 
 
@@ -178,7 +178,7 @@ def test_an_incomplete_file_is_refused_by_event(content, message):
 # Executed runs
 
 
-def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]) -> None:
+def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]):
     """Write the logs of `workers` for a step of generation 7; `players` maps processes to other roles."""
     for worker in workers:
         process = Worker.parse(players.get(str(worker), str(worker)))

@@ -53,7 +53,7 @@ class Megatron:
     cuda_graphs: Any
 
     def table(self, chunks: int, micro_batches: int, size: int) -> list[tuple[int, int]]:
-        table: list[tuple[int, int]] = self.schedules.get_schedule_table(micro_batches, chunks, size)
+        table = self.schedules.get_schedule_table(micro_batches, chunks, size)
         return table
 
     def orders(self, ranks: int, chunks: int, micro_batches: int, size: int) -> list[list[int]]:
@@ -67,7 +67,7 @@ class Megatron:
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Megatron:
+def megatron():
     pytest.importorskip("megatron.core")
     names = ("megatron.core.pipeline_parallel.schedules", "megatron.core.transformer.cuda_graphs")
     return Megatron(*map(importlib.import_module, names))

@@ -173,7 +173,7 @@ def documents(name: str) -> list[Any]:
 DOCUMENTS = {name: parsed for name in formats.FORMATS if (parsed := documents(name))}
 
 
-def require_read_or_refused(name: str, content: bytes) -> None:
+def require_read_or_refused(name: str, content: bytes):
     schedule = read_or_refused(lambda: read(name, content, "plan.x"), ScheduleError, "plan.x")
     if schedule is None:
         return

@@ -22,7 +22,7 @@ from tests.warm import warm_context
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def profiled(tmp_path_factory):
     """A directory with a folder of traces per schedule, and the CSV that torch wrote of each schedule."""
     directory = tmp_path_factory.mktemp("profiled")
     run_profiled(directory)
@@ -180,7 +180,7 @@ def stages(rank: int, placement: dict[int, tuple[int, ...]], count: int) -> list
     ]
 
 
-def run_profiled(directory: Path) -> None:
+def run_profiled(directory: Path):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started = [warm_context().Process(target=_rank, args=(rank, store.port, directory)) for rank in range(RANKS)]
     for process in started:
@@ -190,7 +190,7 @@ def run_profiled(directory: Path) -> None:
     assert [process.exitcode for process in started] == [0] * RANKS
 
 
-def _rank(rank: int, port: int, directory: Path) -> None:
+def _rank(rank: int, port: int, directory: Path):
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     schedules = {
@@ -209,5 +209,5 @@ def _rank(rank: int, port: int, directory: Path) -> None:
         (directory / name).mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(directory / name / f"of-rank-{rank}.json"))
         if name != "unlabelled" and rank == 0:
-            schedule._dump_csv(str(directory / f"{name}.csv"), format="compute_comms")  # type: ignore[union-attr]
+            schedule._dump_csv(str(directory / f"{name}.csv"), format="compute_comms")
     dist.destroy_process_group()
