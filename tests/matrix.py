@@ -234,7 +234,7 @@ def main() -> int:
         print(f"{given.folder}: no environment to test; make matrix-setup MATRIX_PYTHON=python3.12 makes one")
         return 0
     logs.mkdir(parents=True, exist_ok=True)
-    parts, rows = ALL_PARTS if given.all else PARTS, list[Row]()
+    parts, rows = ALL_PARTS if given.all else PARTS, []
     if given.run is not None:
         failures = 0
         for environment in found:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, ScheduleError, Shape, check
+from recycle import Profile, Schedule, ScheduleError, Shape, check
 from recycle.cli import main
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
-from recycle.ir.schedule import Schedule
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

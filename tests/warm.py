@@ -56,8 +56,7 @@ def _address_of_server() -> str:
     server = forkserver._forkserver
     warm_context()
     server.ensure_running()
-    address = server._forkserver_address
-    return address
+    return server._forkserver_address
 
 
 def _share_server(address: str):

@@ -115,9 +115,9 @@ def zipped(text: str) -> bytes:
 
 def dense_deadlock(ranks: int, micro_batches: int) -> str:
     """Each rank runs a random order in which every backward follows its forward."""
-    draw, programs = random.Random(0), dict[str, str]()
+    draw, programs = random.Random(0), {}
     for rank in range(ranks):
-        order, forwarded = [*range(micro_batches)] * 2, set[int]()
+        order, forwarded = [*range(micro_batches)] * 2, set()
         draw.shuffle(order)
         words = []
         for j in order:

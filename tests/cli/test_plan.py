@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job import Job
-from recycle.job.profile import Profile
-from recycle.job.shape import Worker
+from recycle import Job, Profile, Schedule, Worker, check, simulate
 from recycle.plans import PlanLibrary
 from tests.waiting import until
 

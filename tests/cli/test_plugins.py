@@ -8,8 +8,7 @@ from typing import cast
 
 import pytest
 
-from recycle import systems
-from recycle.errors import JobError
+from recycle import JobError, systems
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.plugin import transport_named
 from recycle.ir import plugins

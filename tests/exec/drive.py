@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from recycle import Job, MicroBatch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.job import Job
 from recycle.job.sections import DataSection, ModelSection, ShapeSection, TrainSection
-from recycle.job.shape import MicroBatch
 
 CPU = torch.device("cpu")
 Program = list[tuple[str, MicroBatch]]

@@ -20,7 +20,7 @@ class KeyServer:
     """
 
     def __init__(self):
-        self._hub, self._keys, self._closing = Hub(), dict[str, bytes](), threading.Event()
+        self._hub, self._keys, self._closing = Hub(), {}, threading.Event()
         listener, self.address = listen_locally()
         self._hub.listen(listener, self._accept)
         self._thread = threading.Thread(target=self._serve, daemon=True)

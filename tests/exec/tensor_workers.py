@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recycle import Job, Worker
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.state.optimizer import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
@@ -21,8 +22,6 @@ from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.iterations import report_of
-from recycle.job import Job
-from recycle.job.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
 from tests.warm import WarmPool
 

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import pytest
@@ -99,7 +98,7 @@ def test_leader_that_has_lost_the_role_writes_nothing(run):
 
 def test_write_that_arrives_after_later_ones_changes_nothing(run, monkeypatch):
     """A member of etcd that was stopped carries out a request when another one has had its repetition for long."""
-    leader, requests = run.agent(), list[dict[str, Any]]()
+    leader, requests = run.agent(), []
     assert leader.campaign(address(0))
     post = EtcdClient._post
 

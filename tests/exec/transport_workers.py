@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from recycle import Schedule, Worker, lower
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -30,10 +31,7 @@ from recycle.ir.instruction import (
     SendGradient,
     Transfer,
 )
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Worker
 from tests.exec.accelerator.transport import Simulated
 from tests.warm import ANSWER_SECONDS, WarmPool
 
@@ -119,7 +117,7 @@ def _iterate(
 ):
     """Every transfer and sum of one iteration; dies before the first sum if `end` says so, or before the first send."""
     transport.begin(program, iteration)
-    pending, begun = {}, dict[ReduceBucket, torch.Tensor]()
+    pending, begun = {}, {}
     for instruction in program:
         if end == "before a send" and isinstance(instruction, SendActivation | SendGradient):
             os.kill(os.getpid(), 9)

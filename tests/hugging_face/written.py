@@ -161,8 +161,7 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers makes of the model in a folder and tokens [rows, sequence], in fp32."""
     model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        logits = model(tokens).logits
-    return logits
+        return model(tokens).logits
 
 
 CPU = torch.device("cpu")

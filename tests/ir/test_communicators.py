@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
+from recycle import Worker
 from recycle.ir.communicators import LANES, Lane, share_communicators
-from recycle.job.shape import Worker
 
 
 def lanes_after(pipelines: int, ranks: int, dead: Collection[Worker]) -> set[Lane]:
     """Both directions between neighbours, and between the neighbours of the dead and all of their peers."""
     peers = [[Worker(k, rank) for k in range(pipelines) if Worker(k, rank) not in dead] for rank in range(ranks)]
-    lanes = set[Lane]()
+    lanes = set()
     for rank, following in pairwise(range(ranks)):
         for k in range(pipelines):
             ends = [[Worker(k, each)] if Worker(k, each) not in dead else peers[each] for each in (rank, following)]

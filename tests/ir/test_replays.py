@@ -56,7 +56,7 @@ def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everyth
     start, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
     rotation = with_replays(start, every, profile)
     assert [f for f in check(rotation.whole, profile=profile) if f.severity == "error"] == []
-    hosts, seen = hosts_of(schedule), Counter[ReplayTarget]()
+    hosts, seen = hosts_of(schedule), Counter()
     plain = simulate(schedule, profile)
     for iteration in range(max(1, rotation.rounds)):
         ran = rotation.schedule(iteration)

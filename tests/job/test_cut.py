@@ -5,11 +5,8 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 
-from recycle.errors import JobError
-from recycle.job import Job
+from recycle import Job, JobError, Profile, Shape
 from recycle.job.cut import balanced, profile_of_cut, units_of
-from recycle.job.profile import Profile
-from recycle.job.shape import Shape
 from recycle.plans.hosting import layers_of
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle import Job, Schedule
 from tests.exec.drive import small_job
 from tests.exec.megatron_reference import gpt_model, join, leave, shims
 from tests.warm import WarmPool

@@ -12,13 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recycle.errors import RecycleError, RunError
+from recycle import RecycleError, RunError, Shape, Worker
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.peers import Peers
 from tests.warm import ANSWER_SECONDS, WarmPool

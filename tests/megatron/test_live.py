@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.protocol import STAGE_LOST
-from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
 from tests.megatron.live_workers import CALLS, SHAPE, VICTIM, LiveWorkers
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.schedule import Schedule
-from recycle.job.shape import Shape
 from tests.megatron.jobs import Case, Jobs, Result, Timers, build, differing, forward_step, half
 
 pytestmark = pytest.mark.process

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from recycle import Job
+from recycle import Job, RunError
 from recycle.cli.planner import plan_for_training
-from recycle.errors import RunError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 

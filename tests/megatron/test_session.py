@@ -12,17 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from recycle import Job
+from recycle import Job, JobError, Profile, RunError, Schedule, Worker
 from recycle.cli.planner import plan_for_training
-from recycle.errors import JobError, RunError
 from recycle.exec.faults.faults import parse_fault, punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.trackers import Observer
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Compute
-from recycle.ir.schedule import Schedule
-from recycle.job.profile import Profile
-from recycle.job.shape import Worker
 from recycle.runs.logs import plan_file
 from tests.cli.command import Command
 from tests.exec.accelerator.struck import Waiting, over

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from recycle import Job
-from recycle.errors import RecycleError
+from recycle import Job, RecycleError
 from recycle.exec.launch.launcher import train
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from recycle import Schedule, Shape, Worker
+from recycle import Job, Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b, zb_v
-from recycle.job import Job
 from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, stage_units, stages_by_rank, without
 from recycle.plans.shards import Shards, owners_of
 from tests.exec.runs import job

@@ -22,10 +22,8 @@ from hypothesis import given, settings
 
 from benchmarks import cp_sat
 from benchmarks.planner_random import FAMILIES, drawn
-from recycle.errors import RecycleError
-from recycle.ir.schedule import Schedule
+from recycle import RecycleError, Schedule, Worker
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.plans.verify import ALONE, TOGETHER, Certificate, ExactJob, NotProven, Program, prove, verify
 from recycle.solve.bounds import lower_bound

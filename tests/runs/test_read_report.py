@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recycle.job import Job
-from recycle.job.shape import Worker
+from recycle import Job, Worker
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.read_report import RunReader
 from tests.runs.test_report import EVENTS, METRICS, line

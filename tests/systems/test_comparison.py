@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.errors import JobError
-from recycle.job import Job
+from recycle import Job, JobError
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import run
 from recycle.systems.comparison import at_dead_shares, compare, references, system_names

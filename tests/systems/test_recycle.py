@@ -7,9 +7,7 @@ from math import ceil
 
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle import Job, check, simulate
 from recycle.systems.recycle import ReCycle
 from recycle.systems.recycle_elastic import ElasticReCycle
 from recycle.systems.scenario import Scenario

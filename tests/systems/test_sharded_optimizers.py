@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.ir.check import check
-from recycle.job import Job
+from recycle import Job, check
 from recycle.systems import SYSTEMS
 from recycle.systems.checkpoint_restart import HotSpare
 from recycle.systems.comparison import copies_of, references

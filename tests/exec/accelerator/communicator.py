@@ -109,7 +109,7 @@ class Communicator:
         with socket.create_server((address, 0)) as listener:
             blob = _ADDRESS.pack(listener.getsockname()[1], socket.inet_aton(address), secret)
             store.set("unique id", blob.ljust(ID_BYTES, b"\xff"))
-            deadline, peers = time.monotonic() + seconds, dict[int, socket.socket]()
+            deadline, peers = time.monotonic() + seconds, {}
             while len(peers) < self._size - 1:
                 listener.settimeout(max(0.01, deadline - time.monotonic()))
                 try:

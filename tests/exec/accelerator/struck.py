@@ -10,12 +10,10 @@ from random import Random
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle import Job, RunError, Worker
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.communicators import share_communicators
-from recycle.job import Job
-from recycle.job.shape import Worker
 from tests.exec.accelerator.device import QUEUE, Device, Limits
 from tests.exec.accelerator.transport import Simulated
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
 from recycle.exec.gpus import GpuWatch
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
@@ -39,7 +40,6 @@ from recycle.exec.protocol import (
     Trouble,
     Values,
 )
-from recycle.job.shape import Worker
 from tests.exec.test_links import as_another_user, is_answered, needs_root
 
 SOON = 10.0
@@ -95,7 +95,7 @@ class Node:
     """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
 
     def __init__(self, tensor_parallel: int):
-        self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
+        self.hub, self.processes, self.drained = Hub(), Processes(), []
         listener, self.address = listen_locally()
         processes, self.watch = cast(LocalProcesses, self.processes), Watch()
         self.agent = NodeAgent(

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from recycle import JobError
+from recycle import Job, JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit
-from recycle.job import Job
 from recycle.job.manifest import manifest_text
 from tests.exec.drive import run_pipelines, small_job
 from tests.warm import warm_context

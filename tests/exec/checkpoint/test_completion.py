@@ -31,7 +31,7 @@ class Run:
     """A 2 x 2 job without processes: its checkpoints, and the savers of its workers."""
 
     def __init__(self, root: Path, job: Job):
-        self.job, self.root, self.warnings = job, root, list[str]()
+        self.job, self.root, self.warnings = job, root, []
         self.saved = {}
         self._woken = threading.Event()
         self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recycle import JobError, RunError
+from recycle import JobError, RunError, Shape, Worker
 from recycle.exec.data.batches import (
     BLOCK,
     DEFAULT_BYTES,
@@ -25,7 +25,6 @@ from recycle.exec.data.loading import DEPTH, BatchesAhead, load_batches
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
-from recycle.job.shape import Shape, Worker
 from tests.exec.drive import CPU, build_pipeline, small_job
 
 
@@ -146,7 +145,7 @@ def test_thread_makes_a_few_batches_ahead():
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_interpreter_computes_on_batches_made_ahead(recompute):
     (stage,) = build_pipeline(small_job(1, 1, 3, model={"recompute": recompute, "layers": 1}))
-    batches, threads = stage._data._batches, list[str]()
+    batches, threads = stage._data._batches, []
     rows = batches._rows
 
     def record(*key):
@@ -174,7 +173,7 @@ def test_stages_in_the_middle_need_no_data(tmp_path):
 
 
 def test_only_the_digest_reads_all_data(monkeypatch):
-    counts, real = list[int](), Text.read
+    counts, real = [], Text.read
 
     def read(text, start, count):
         counts.append(count)

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from recycle import JobError, Shape, Worker
+from recycle import JobError, Shape, Worker, lower
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish
 from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.faults.kinds import FLIPPED, KINDS
 from recycle.exec.transport.formation import FormingStore
 from recycle.ir.families import one_f_one_b
-from recycle.ir.lower import lower
 from tests.exec.runs import job
 
 JOB = job(3, 2, 2)
@@ -156,7 +155,7 @@ PROGRAM = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
 
 
 def test_delayed_kill_is_claimed_after_its_delay_while_the_worker_continues(monkeypatch):
-    claimed, slept, go, killed = list[int](), list[float](), threading.Event(), threading.Event()
+    claimed, slept, go, killed = [], [], threading.Event(), threading.Event()
     clock = SimpleNamespace(sleep=lambda seconds: (slept.append(seconds), go.wait()))
     monkeypatch.setattr("recycle.exec.faults.injector.time", clock)  # threads of other tests may sleep, too
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
@@ -171,7 +170,7 @@ def test_delayed_kill_is_claimed_after_its_delay_while_the_worker_continues(monk
 
 
 def test_nan_spoils_gradients_just_before_the_reduce_and_once_per_run():
-    granted, spoiled, place = [True, False], list[str](), 0
+    granted, spoiled, place = [True, False], [], 0
     injector = FaultInjector(
         [(0, parse_fault("nan:1.0@3"))], lambda _: granted.pop(0), lambda: spoiled.append(str(PROGRAM[place]))
     )

@@ -43,7 +43,7 @@ def test_stopped_worker_is_fenced_and_rejoins_as_a_new_process(launch, tmp_path)
 
 def test_stopped_worker_that_continues_after_a_lost_kill_changes_nothing(launch, tmp_path, monkeypatch):
     """It may still end its iteration with the others, which leave; the iteration is repeated."""
-    stopped, continued, kill = Worker(2, 0), list[int](), LocalProcesses.kill
+    stopped, continued, kill = Worker(2, 0), [], LocalProcesses.kill
 
     def lose_kill(processes, worker):
         if worker != stopped or continued:

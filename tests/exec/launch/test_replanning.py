@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from recycle import Job, Profile, Schedule, Worker, simulate
+from recycle import Job, Profile, Schedule, Worker, lower, simulate
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.trackers import Observer
 from recycle.ir.instruction import Forward, Send
-from recycle.ir.lower import lower
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, calm_run, job, of_kind

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError
+from recycle import Job, JobError, Worker
 from recycle.exec.launch import run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
-from recycle.job.shape import Worker
 from recycle.runs.logs import append_iteration, log_path
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 import pytest
 
+from recycle import Worker
 from recycle.exec.election import Election, RoleLost
 from recycle.exec.etcd import EtcdClient, created_at
 from recycle.exec.launch.request import RunRequest
@@ -36,7 +37,6 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
 )
-from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 COMMIT = Commit(4, 1.5, 0.25, 1.0)
@@ -163,7 +163,7 @@ def test_order_goes_to_the_node_of_the_process(make):
 
 
 def test_drain_names_the_workers_and_says_why_one_stays(make):
-    runtime, answers = make(), list[Drained | Refused]()
+    runtime, answers = make(), []
     runtime.take_over(1, RECORD, RUNNING)
     for node in (0, 1):
         runtime.connect_agent(Peer(), hello(node))

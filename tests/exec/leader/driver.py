@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from recycle import Worker
 from recycle.exec.leader.actions import (
     AgentAbsent,
     Ask,
@@ -47,7 +48,6 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
@@ -285,7 +285,7 @@ class LeaderDriver:
         Args:
             states: checksum of each state that the iteration began with; None where these are not compared.
         """
-        step, messages = self.record.committed + 1, list[FromWorker]()
+        step, messages = self.record.committed + 1, []
         for name in self.record.live:
             rank = Worker.parse(name).rank
             loss = 1.0 if rank == self.job.shape.ranks - 1 else None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
+from recycle import Shape, Worker
 from recycle.exec.leader.commit import (
     WINDOW,
     ReportColumns,
@@ -27,7 +28,6 @@ from recycle.exec.leader.metrics import MOST_LISTED, ComputeTimes, Throughput
 from recycle.exec.members import members_of, split_member
 from recycle.exec.protocol import Commit, Computed, GenerationRecord, Report, Verified
 from recycle.job import PricedJob
-from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 
@@ -244,7 +244,7 @@ def test_restored_state_is_kept_in_the_present_layout():
 @pytest.mark.parametrize("every", [1, 2, 3, 4])
 def test_workers_keep_the_state_that_the_coordinator_goes_back_to(first, rounds, every):
     record = GenerationRecord(1, [], {}, "", rounds=rounds, committed=first - 1)
-    kept, begun_with = set[int](), None
+    kept, begun_with = set(), None
     if first == 5:  # another generation before has kept an older state
         record = msgspec.structs.replace(record, verified=Verified(2, None))
         kept, begun_with = {2, 4}, 2

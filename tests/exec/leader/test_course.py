@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recycle import JobError, RunError
+from recycle import JobError, RunError, Worker
 from recycle.exec.leader.actions import (
     Begin,
     EndEarly,
@@ -18,7 +18,6 @@ from recycle.exec.leader.actions import (
 )
 from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import REFUSED_THE_JOB, STAGE_LOST, Commit, FinalState, Saved, SavedPart, Start
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 

@@ -144,7 +144,7 @@ def test_cut_pair_is_fenced_by_rule():
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(config, silent, seconds):
-    detector, lost = FailureDetector(config), dict[Worker, str]()
+    detector, lost = FailureDetector(config), {}
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}

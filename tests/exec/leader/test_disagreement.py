@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from recycle import RunError, Worker
+from recycle import MicroBatch, RunError, Worker
 from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, MicroBatchChecksums
 from recycle.exec.leader.actions import Begin
 from recycle.exec.leader.commit import ReportColumns
@@ -24,7 +24,6 @@ from recycle.exec.leader.disagreement import (
 from recycle.exec.protocol import Commit, Cursor, GenerationRecord, Report, StepReport, Verified
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
-from recycle.job.shape import MicroBatch
 from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
@@ -103,7 +102,7 @@ def test_minority_state_is_odd_and_its_bit_is_found():
 
 def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
     """Of a host of stage 0 that holds its only shard, or does not."""
-    norms, states = {PARAMETERS: list[float]()}, {PARAMETERS: (parameters, 0)}
+    norms, states = {PARAMETERS: []}, {PARAMETERS: (parameters, 0)}
     return Report(norms | ({0: [1.0]} if holds else {}), None, states=states | ({0: (state, 0)} if holds else {}))
 
 

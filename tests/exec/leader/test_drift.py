@@ -7,11 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from recycle import Link, Profile, Shape, Worker
 from recycle.exec.leader.drift import FACTOR, LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import Computed, LinkTime, Report
-from recycle.job.profile import Link, Profile
-from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec.leader import forming
 from recycle.exec.leader.actions import (
     Ask,
@@ -39,7 +39,6 @@ from recycle.exec.protocol import (
     Strike,
     Verified,
 )
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import FACTS, KILLED, LIVE, TICK, LeaderDriver, cursor_of, follow, record
 from tests.exec.runs import job
 

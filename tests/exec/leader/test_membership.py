@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from recycle import Worker
 from recycle.exec.leader.actions import (
     Ask,
     DepartureAsked,
@@ -28,7 +29,6 @@ from recycle.exec.protocol import (
     Refused,
     Start,
 )
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver, cursor_of, follow, record, run_of
 from tests.exec.runs import job
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.agent.node_agent import StandingOrders, UnansweredMessages
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
 from recycle.exec.leader.state import Phase, PlannedFault, ReceivedMessages
@@ -37,7 +38,6 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.exec.worker.member import MemberState
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 

@@ -8,14 +8,11 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from recycle import Job, RunError, Worker
+from recycle import Job, RunError, Schedule, Worker, check, lower
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plans import Plans, copy_cost, is_worth
 from recycle.exec.protocol import Computed, Report
-from recycle.ir.check import check
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob, price
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
@@ -230,7 +227,7 @@ def test_copy_cost_serialises_each_source():
 
 def test_alternating_times_change_plans_ever_more_rarely():
     """Ten iterations slow and ten not, again and again; each new plan saves much."""
-    run, changes = SlowRun(DRIFTING), list[int]()
+    run, changes = SlowRun(DRIFTING), []
     for step in range(320):
         for action in run.iterate(factor=3.0 if step // 10 % 2 else 1.0):
             if isinstance(action, Ask):

@@ -11,8 +11,7 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle import Job
-from recycle.errors import JobError
+from recycle import Job, JobError
 from recycle.exec.model import config as model_config, gpt
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.megatron_stage import MegatronStage
@@ -128,7 +127,7 @@ def test_weights_are_drawn_with_the_deviations_of_the_config():
 @pytest.mark.parametrize("name", ["llama 3.1", "qwen 3", "expert bias"])
 def test_matrices_in_one_parameter_are_marked(name):
     """With the widths of 4 heads, and of as many groups of keys and values as the model has."""
-    config, widths = MODELS[name]["config"], Counter[Any]()
+    config, widths = MODELS[name]["config"], Counter()
     for stage in build_pipeline(family_job(MODELS[name])):
         for parameter in stage.parameters.values():
             if blocks := getattr(parameter, ROW_BLOCKS, None):

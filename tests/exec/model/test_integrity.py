@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from recycle import Job, MicroBatch
 from recycle.exec.checksums import NOTHING, BitPlace, Checksum, MicroBatchChecksums, differing_bit, locate
 from recycle.exec.faults.kinds import FLIPPED
 from recycle.exec.model import integrity
@@ -18,8 +19,6 @@ from recycle.exec.model.integrity import (
     layout_of,
 )
 from recycle.exec.model.stage import Stage
-from recycle.job import Job
-from recycle.job.shape import MicroBatch
 from tests.exec.drive import CPU, run_pipelines
 from tests.exec.runs import job
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
-from recycle.job.shape import Worker
 from tests.exec.drive import differing, gradients_by_name, small_job
 from tests.exec.megatron_data import written
 from tests.exec.megatron_reference import MegatronReference

@@ -165,8 +165,7 @@ class DelayedLinear(nn.Linear):
         self.wgrad_store = Delays()
 
     def product(self, inputs: torch.Tensor) -> torch.Tensor:
-        output = Product.apply(inputs, self.weight, self.wgrad_store)
-        return output
+        return Product.apply(inputs, self.weight, self.wgrad_store)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.product(inputs) + self.bias
@@ -202,8 +201,7 @@ class Stack(nn.Module):
         hidden = self.embedding(inputs)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
-        output = self.head(hidden)
-        return output
+        return self.head(hidden)
 
 
 class Delayed(Stack):

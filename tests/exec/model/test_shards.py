@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from recycle import JobError, Worker
+from recycle import Job, JobError, Worker
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
@@ -22,7 +22,6 @@ from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.step_state import StepState
-from recycle.job import Job
 from recycle.job.sections import TrainSection
 from tests.exec.drive import execute, micro_batches, one_f_one_b
 from tests.exec.runs import job

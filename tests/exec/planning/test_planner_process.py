@@ -90,7 +90,7 @@ Serve = Callable[..., Answers]
 @pytest.fixture
 def serve(tmp_path, started):
     """Starts a plan service."""
-    waker, services = Waker(), list[PlanService]()
+    waker, services = Waker(), []
     (tmp_path / "plans").mkdir()
 
     def begin(planner=plan_for_training, job=JOB):

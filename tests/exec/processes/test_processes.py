@@ -44,7 +44,7 @@ class _Server:
     """Starts Python programs, one after the other, in place of workers."""
 
     def __init__(self, *programs: str):
-        self._programs, self._started = list(programs), dict[int, subprocess.Popen[bytes]]()
+        self._programs, self._started = list(programs), {}
         self.forked = []
         self.after = []
         self.answers, self._unused = os.pipe()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from recycle import Job, Link, Profile, simulate
+from recycle import Job, Link, Profile, Schedule, Worker, lower, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.measure import MeasuredStage, StageFigures, message_bytes
@@ -21,11 +21,8 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.step_state import StepState
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import analytic
 from recycle.job.footprint import ON_CPU, parameter_bytes
-from recycle.job.shape import Worker
 from recycle.plans.shards import shards_of_schedule
 from tests.exec.runs import job
 

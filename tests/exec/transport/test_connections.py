@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.transport.connections import cut, give_up_after, open_sockets, own_connections
 from recycle.exec.transport.outgoing import LOST_SECONDS, PacedLinks
-from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 

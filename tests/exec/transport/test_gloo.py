@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from recycle import Shape, Worker, lower
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -23,9 +24,7 @@ from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send
-from recycle.ir.lower import lower
 from recycle.job.footprint import POSTED_AHEAD, SHARD_PIECE
-from recycle.job.shape import Shape, Worker
 from recycle.plans.shards import owners_of
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import OwnDevice
@@ -101,7 +100,7 @@ def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end, p
 
 @pytest.mark.parametrize("pair", [HOP], indirect=True)
 def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair):
-    began, arrived = time.monotonic(), list[float]()
+    began, arrived = time.monotonic(), []
     for send, tensor in zip(SENDS, TENSORS, strict=True):
         pair[FIRST].send(send, tensor)
     for receive, tensor in zip(RECEIVES, TENSORS, strict=True):

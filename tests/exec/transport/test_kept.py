@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from recycle import Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -26,11 +27,8 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, RecvGradient, ReduceGradients, Send, SendGradient, Transfer
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.footprint import COMMUNICATORS
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 
@@ -49,7 +47,7 @@ class Process(OwnDevice):
     def __init__(self, store: Any, device: Limits, **limits: float):
         settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
-        self.formed = list[str]()
+        self.formed = []
         self._thread = ThreadPoolExecutor(1)
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from recycle.errors import RunError
+from recycle import RunError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS
@@ -24,10 +24,7 @@ from recycle.exec.worker.member import FormingKeys
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 
-from recycle.errors import JobError
+from recycle import JobError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import AT_ONCE, COPIES, formation_order
 from recycle.exec.transport.gloo import Gloo
@@ -24,11 +24,8 @@ from recycle.exec.transport.staged import Staged
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import dualpipe_v, interleaved, one_f_one_b, zb_v
 from recycle.ir.instruction import Send
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.footprint import COMMUNICATORS
-from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job, kinds

@@ -13,13 +13,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from recycle import Schedule, Shape, check
+from recycle import MicroBatch, Schedule, Shape, Worker, check
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import ReplicatedState, Stage
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients, parse_instruction
-from recycle.job.shape import MicroBatch, Worker
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.stage import QueuedStage
 from tests.exec.drive import build_pipeline, small_job

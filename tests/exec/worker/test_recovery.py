@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from recycle import Job, RunError, Schedule, Shape, check, lower
+from recycle import Job, RunError, Schedule, Shape, Worker, check, lower
 from recycle.exec import run
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.launch.launcher import RunResult
@@ -16,7 +16,6 @@ from recycle.exec.processes.processes import Waker
 from recycle.exec.worker.main_loop import read_plan
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job.sections import IntegritySection
-from recycle.job.shape import Worker
 from recycle.plans import schedule_hash
 from recycle.plans.hosting import Hosts
 from recycle.runs.logs import plan_file
@@ -85,7 +84,7 @@ def test_different_states_end_a_run_in_one_process(is_sharded, integrity, part, 
     """The first step of all changes another parameter; the state at the start of iteration 2 is compared."""
     train = {"checkpoint_every": 0, "sharded_optimizer": is_sharded}
     compared = job(2, 1, 4, train=train, integrity=integrity)
-    step, struck = EmulatedStage._update, list[int]()
+    step, struck = EmulatedStage._update, []
 
     def update(stage, parameters, *arguments):
         step(stage, parameters, *arguments)

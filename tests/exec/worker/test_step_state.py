@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec.checksums import Checksum
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.leader.commit import Comparison
@@ -25,7 +25,6 @@ from recycle.exec.worker import snapshots
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.snapshots import StateCopy
 from recycle.exec.worker.step_state import StepState
-from recycle.job.shape import Worker
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
@@ -173,7 +172,7 @@ def test_stage_without_its_gradient_cannot_catch_up():
 
 
 def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatch):
-    stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
+    stages, raised = pipeline("emulated"), []
     failed = threading.Event()
 
     def piece(_):
@@ -199,7 +198,7 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatc
 
 @pytest.mark.parametrize("mode", ["staggered", "barrier"])
 def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monkeypatch):
-    known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
+    known, copied, copy_piece = {}, [], StateCopy.piece
 
     def piece(copy):
         copied.append(copy)

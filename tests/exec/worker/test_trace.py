@@ -14,12 +14,12 @@ from typing import cast
 
 import pytest
 
+from recycle import Shape, Worker
 from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks import trace
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog
 from recycle.exec.protocol import GenerationRecord
-from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
 from tests.exec.runs import job
 
@@ -84,7 +84,7 @@ def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
 
 
 def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
-    resumes, warnings = threading.Event(), list[str]()
+    resumes, warnings = threading.Event(), []
 
     def slow(*iteration):
         resumes.wait(30)

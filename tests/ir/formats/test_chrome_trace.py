@@ -27,8 +27,7 @@ def text(schedule: Schedule, profile: Profile | None = None) -> str:
 
 
 def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
-    content = json.loads(text(schedule, profile))
-    return content
+    return json.loads(text(schedule, profile))
 
 
 def events(schedule: Schedule, phase: str, profile: Profile | None = None) -> list[dict[str, Any]]:
@@ -147,8 +146,7 @@ def altered(change: Any) -> bytes:
 
 
 def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
-    event = next(event for event in content["traceEvents"] if event["name"] == name)
-    return event
+    return next(event for event in content["traceEvents"] if event["name"] == name)
 
 
 def slice_with(name: str, **entries: Any) -> bytes:

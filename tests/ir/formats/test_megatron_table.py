@@ -53,8 +53,7 @@ class Megatron:
     cuda_graphs: Any
 
     def table(self, chunks: int, micro_batches: int, size: int) -> list[tuple[int, int]]:
-        table = self.schedules.get_schedule_table(micro_batches, chunks, size)
-        return table
+        return self.schedules.get_schedule_table(micro_batches, chunks, size)
 
     def orders(self, ranks: int, chunks: int, micro_batches: int, size: int) -> list[list[int]]:
         orders = []
