@@ -19,8 +19,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 @pytest.fixture(scope="module")
 def site():
     specification = importlib.util.spec_from_file_location("site_pages", DOCS / "site.py")
-    assert specification is not None
-    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module

@@ -103,7 +103,6 @@ class WarmProcess:
         settings = _address_of_server(), passed, str(directory or Path.cwd()), dict(environment or os.environ)
         self._process = warm_context().Process(target=_run, args=(*settings, function, *arguments), daemon=True)
         self._process.start()
-        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:

@@ -98,12 +98,10 @@ def test_the_expectation_is_within_two_percent_of_the_simulation(seed):
 def test_a_single_pipeline_with_enough_spares_has_the_share_of_a_job_that_restarts():
     given = setting(gpus=64)
     job = job_of(given.job, Candidate(1, 2, 1, 1, 1, "loop", "none", False), 2)
-    assert job is not None
     scenario = replace(Scenario.of(job), failure_rate=2e-5)
     dead = DeadNodes((1.0,), *[31 * 2e-5] * 3)
     found = expect(scenario, 10.0, dead, FAILURES, spares=31 - scenario.nodes)
     checkpoints, pauses = scenario.checkpoints(1, 1.0), job.pauses
-    assert checkpoints is not None
     copied = scenario.copy_seconds(scenario.state_per_worker)
     pause = pauses.detect + 2 * pauses.rebuild + scenario.restart().restart + 2 * copied
     share = effective_share(2e-5, pause, checkpoints.every, checkpoints.stall)
@@ -120,7 +118,6 @@ def test_effective_share_counts_pauses_repeated_work_and_checkpoints():
 def test_announced_failures_lose_neither_work_nor_time_to_detect():
     given = setting(days=365.0)
     job = job_of(given.job, Candidate(1, 2, 8, 1, 1, "loop", "none", False), 2)
-    assert job is not None
     given = replace(
         given, failures=FailureModel(rate=50.0, repair_median=1.0, repair_p90=2.0, burst=0.0, announced=1.0)
     )

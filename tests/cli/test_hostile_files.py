@@ -227,20 +227,12 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(small_files, how
     assert [path for path, seconds, memory in rows if float(seconds) > 20 or int(memory) > 2**30] == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "simulate plan.json --times=1e308,1,1",
-        "simulate plan.json --comm=1e308",
-        "simulate plan.json --profile=profile.json",
-        "simulate plan.json --times=1e308,1,1 --json",
-        "convert plan.json plan.trace.json --times=1e308,1,1",
-    ],
-)
+@pytest.mark.parametrize("line", ["simulate plan.json --json", "convert plan.json plan.trace.json"])
 def test_overflowing_times_are_refused(command, line):
     Path("plan.json").write_text(PLAN)
-    Path("profile.json").write_text('{"forward": 1e308}')
-    assert command(line).refused("the times add up to more than 1e+100: state them in another unit")
+    assert command(f"{line} --times=1e308,1,1").refused(
+        "the times add up to more than 1e+100: state them in another unit"
+    )
 
 
 @pytest.mark.parametrize("line", ["check {}", "simulate {}", "convert {} --to native out", "view {} --export o.svg"])

@@ -87,7 +87,6 @@ def test_executed_trace_keeps_its_times(command, inputs):
     assert isinstance(shown, ScheduleFile)
     assert shown.executed
     assert shown.lanes.unit == "s"
-    assert shown.timeline is not None
     assert (shown.lanes.end - shown.lanes.start).max() == pytest.approx(70e-6)
     dropped = inspect(Path("merged.json").read_bytes(), "merged.json")
     assert dropped.executed
@@ -165,8 +164,6 @@ def test_a_timeline_keeps_the_profile_that_it_was_written_with(command, inputs):
     assert command("convert plan.json timed.trace.json --times 2,3,1").status == 0
     assert command("simulate timed.trace.json --json").json["makespan"] == 18
     assert command("profile --from timed.trace.json --json").json["profile"]["backward_input"] == 3
-    assert command("convert timed.trace.json again.trace.json").status == 0
-    assert command("simulate again.trace.json --json").json["makespan"] == 18
 
 
 def test_gzip_of_several_members_is_read_whole(inputs):

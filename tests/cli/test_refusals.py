@@ -24,8 +24,6 @@ TEXTS = {
     "many.toml": "[shape]\npipelines = 'many'\n",
     "plan.json": PLAN,
     "cut.json": PLAN[:120],
-    "empty.json": "",
-    "later.json": PLAN.replace('"version": 1', '"version": 9'),
     "trace.csv": "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n",
     "text.txt": WORDS,
     "corpus.idx": "kept",
@@ -65,9 +63,7 @@ REFUSED = [
     ("check none.json", "cannot be read (No such file or directory)"),
     ("check empty", "is a directory without any Chrome trace"),
     ("check cut.json", "cut.json", "truncated"),
-    ("check empty.json", "empty.json", "truncated"),
     ("check bytes.json", "bytes.json"),
-    ("check later.json", "version 9 is not known"),
     ("check plan.json --job job.toml", "plan.json", "D=1 P=2 m=2", "job.toml", "D=2 P=2 m=2"),
     ("check plan.json --job none.toml", "none.toml: cannot be read"),
     ("check --explain E42", "'E42' is not a code", "deadlock", "fifo"),
@@ -80,9 +76,6 @@ REFUSED = [
     ("convert plan.json b.json --from xml", "'xml' is not a format", "native"),
     ("convert plan.json b.xml", "no format has the suffix '.xml'"),
     ("convert none.json b.json", "cannot be read"),
-    ("convert plan.json a.trace.json --times 1,1", "--times", "F,I,W"),
-    ("convert plan.json a.trace.json --times 1,1,1 --profile plan.json", "--times or --profile"),
-    ("convert plan.json a.trace.json --profile none", "none", "cannot be read"),
     ("convert plan.json a.trace.json --profile three.json", "lists 3 stages"),
     ("convert deadlock.json a.trace.json", "deadlocks", "recycle check"),
     *(
@@ -98,7 +91,6 @@ REFUSED = [
     ("import-hf model -o no/x", "x: cannot be written (No such file or"),
     ("plan job.toml --failed 5.2", "worker 5.2 is outside the grid"),
     ("plan job.toml --failed one", "plan: --failed: 'one' is not a worker: write pipeline.rank"),
-    ("plan job.toml --failed '1.1;0.0'", "plan: --failed: '1.1;0.0' is not a worker: write pipeline.rank"),
     ("plan job.toml --failed 0.1,1.1", "plan: --failed: no live worker is left for stage 1"),
     ("plan job.toml --failed 0.0 --failures 1", "--failed or --failures, not both"),
     ("plan job.toml --failures 3 --library more", "at most 2 of the 4 workers can be dead", "got 3"),
@@ -122,7 +114,6 @@ REFUSED = [
     ("schedule zigzag -P 4 -m 6", "'zigzag' is not a family", ", ".join(FAMILIES)),
     ("schedule 1f1b -P 2 -m 2 -o s.xml", "'.xml'", "native"),
     ("schedule 1f1b -P 2 -m 2 -o no/s.json", "cannot be written"),
-    ("schedule interleaved -P 2 -m 5 -V 2 --group-size 4", "group_size must be", "got 4"),
     ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe does not take it, only zb-v, v-half, v-min"),
     ("schedule v-min -P 4 -m 8 --times 2,x", "--times '2,x': write F,I,W"),
     ("schedule 1f1b -P 2 -m 2 --replays 3", "no worker has a peer; give -D 2"),
@@ -134,7 +125,7 @@ REFUSED = [
     ("schedule 1f1b -P 2 -m 5 --group-size 3", "--group-size: 1f1b does not take it, only interleaved"),
     *(
         (f"simulate plan.json --times={times}", "--times", "F,I,W", "at least 0")
-        for times in ("1,2", "1,2,3,4", "1,2,x", "1,2,nan", "1,2,inf", "-1,2,3", "", "1,,2")
+        for times in ("1,2", "1,2,x", "1,2,nan", "-1,2,3", "")
     ),
     ("simulate plan.json --comm=-1", "--comm"),
     ("simulate plan.json --overlap 1,2", "--overlap"),

@@ -103,18 +103,18 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job, number):
+def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job):
     """Without it the job would keep none: it has none every so many steps."""
     job.write_text(f"{EMULATED}seconds_per_unit = 0.02".replace("[train]\nsteps = 6\n", "") + "\n[train]\nsteps = 9\n")
-    outcome, _ = end_by_signal(command, "train job.toml --run run", number, lambda: len(lines_of("metrics")) > 2)
+    outcome, _ = end_by_signal(
+        command, "train job.toml --run run", signal.SIGTERM, lambda: len(lines_of("metrics")) > 2
+    )
     count = len(lines_of("metrics"))
     assert 3 <= count < 9
     early = f"ended early after step {count - 1} on request; resume from step-{count - 1:08d}"
     assert early in outcome.out
     go_on = f"stopped after step {count - 1}; resume with: recycle train job.toml --resume --run run"
     assert outcome.out.splitlines()[-1] == go_on
-    assert signal.getsignal(number) is signal.SIG_DFL
     assert_resumes_to_the_same_bits(command)
 
 
@@ -132,6 +132,7 @@ def test_closed_terminal_does_not_interrupt(monkeypatch, tmp_path):
         assert stop.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 @pytest.mark.process
@@ -190,7 +191,6 @@ def test_punished_run_prints_its_faults_and_has_the_same_losses(command):
 @pytest.mark.parametrize(
     ("lines", "key"),
     [
-        ('kind = "gpt"\n[model.config]\ncalculate_per_token_loss = true', "[model.config] calculate_per_token_loss"),
         ('kind = "gpt"\nlayers = 3', "[model] layers"),
         ('kind = "emulated"\nlayers = 4\n[membership]\ntransport = "carrier"', "[membership] transport"),
         ('kind = "emulated"\n[times]\nforward = 0.0', "[times] forward"),
@@ -218,11 +218,6 @@ def test_run_is_resumed_or_refused(command, job):
     job.write_text(EMULATED + "checkpoint_every = 3\n")
     assert "checkpoint step-00000005 is complete" in command("train job.toml").out
     (run,) = (path for path in Path("runs").iterdir() if path.name != "latest")
-    assert command("train job.toml --resume").refused(run.name, "is finished, it has all 6 steps")
-    job.write_text(EMULATED.replace("micro_batches = 2", "micro_batches = 3"))
-    assert command("train job.toml --resume").refused(
-        run.name, "another model, batch or optimizer", "(D*m) is 6, there 4"
-    )
     job.write_text(EMULATED.replace("pipelines = 2", "pipelines = 1").replace("micro_batches = 2", "micro_batches = 4"))
     outcome = command("train job.toml --resume --steps 8")
     assert outcome.status == 0
@@ -231,9 +226,6 @@ def test_run_is_resumed_or_refused(command, job):
     manifest = run / "checkpoints" / "step-00000005" / "manifest.json"
     manifest.write_text(manifest_text(manifest_content(manifest.parent) | {"version": 7}))
     assert command("train job.toml --resume --steps 9").refused("manifest.json: has version 7", "update it")
-    for manifest in (run / "checkpoints").glob("*/manifest.json"):
-        manifest.unlink()
-    assert command("train job.toml --resume --steps 9").refused("no complete checkpoint", "has no manifest.json")
 
 
 JOB = """
@@ -269,29 +261,10 @@ def module():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("names", "complaint"),
-    [
-        ({"model": "biuld"}, '[model] provider: cli_models has no "biuld"; it has bare, batches, function'),
-        ({"loss": "torch"}, "[train] loss: cli_models:torch is of type module, not a function"),
-        ({"data": "batches"}, "[data] provider: cli_models:batches returned int"),
-    ],
-)
-def test_a_wrong_name_is_one_line_before_anything_starts(command, names, complaint):
-    functions = {"model": "bare", "data": "function", "loss": "bare"} | names
-    Path("job.toml").write_text(JOB.format(**functions))
-    assert command("train job.toml --run run").refused(f"job.toml: {complaint}")
+def test_a_wrong_function_is_one_line_before_anything_starts(command):
+    Path("job.toml").write_text(JOB.format(model="bare", data="batches", loss="bare"))
+    assert command("train job.toml --run run").refused("job.toml: [data] provider: cli_models:batches returned int")
     assert not Path("run").exists()
-
-
-@pytest.mark.process
-def test_module_without_parameters_is_refused(command):
-    Path("job.toml").write_text(JOB.format(model="bare", data="function", loss="bare"))
-    outcome = command("train job.toml --run run --schedule 1f1b")
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    complaint = "[model] provider: cli_models:bare: stage 0: its module has no parameters to train"
-    assert outcome.err.startswith(f"recycle: job.toml: {complaint}")
 
 
 @pytest.mark.process

@@ -212,7 +212,6 @@ def test_etcd_of_the_manifest_requires_a_certificate(tmp_path):
     arguments = [argument for argument in container["command"][1:] if "metrics" not in argument]
     for before, after in replaced.items():
         arguments = [argument.replace(before, after) for argument in arguments]
-    assert ETCD is not None
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen([ETCD, *arguments], stdout=log, stderr=log)
     try:

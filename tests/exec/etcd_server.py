@@ -64,7 +64,6 @@ class EtcdServer:
         return f"http://{self._nodes[member].address}:{self._ports[member][1]}"
 
     def _started(self, member: int) -> subprocess.Popen[bytes]:
-        assert ETCD is not None
         folder = self._directory / f"member{member}"
         folder.mkdir(parents=True, exist_ok=True)
         client, peer = self._client(member), self._peer(member)

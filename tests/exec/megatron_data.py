@@ -80,7 +80,6 @@ class MegatronBatches:
 
     def __init__(self, job: Job):
         shape, data, steps = job.shape, job.data, job.train.steps
-        assert data.path is not None
         self._numbers = dealt_out(shape.pipelines, shape.micro_batches, data.micro_batch_size, steps)
         samples = shape.global_micro_batches * data.micro_batch_size * steps
         end = job.model.vocabulary - 1

@@ -61,7 +61,6 @@ def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch
 
 def last_checkpoint(run: RunResult) -> dict[str, torch.Tensor]:
     """All tensors of a run's last checkpoint."""
-    assert run.directory is not None
     return stored(max((run.directory / "checkpoints").glob("step-*")))
 
 

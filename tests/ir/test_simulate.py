@@ -256,8 +256,6 @@ def test_code_with_an_unreadable_cache_index_is_compiled_again(tmp_path):
     source = tmp_path / "doubling.py"
     source.write_text("def doubled(number):\n    return 2 * number\n")
     spec = importlib.util.spec_from_file_location("doubling", source)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     index = compiled.cache_folder(module.doubled)

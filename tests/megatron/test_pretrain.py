@@ -79,7 +79,6 @@ def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: 
 
 def logged(result: RunResult, worker: str) -> dict[str, float]:
     """Losses that the script prints, by iteration or validation; with tensor ranks the last one prints them."""
-    assert result.directory is not None
     text = "".join(path.read_text() for path in (result.directory / "logs").glob(f"{worker}*.log"))
     pattern = r"(iteration +\d+/|validation loss at .*?\|).*? lm loss(?: value)?: (\S+) "
     return {what: float(loss) for what, loss in re.findall(pattern, text)}
@@ -171,7 +170,6 @@ def test_samples_are_read_on_and_read_again_for_any_rank():
 
     def read(pipeline):
         reader = samples.iterator(pipeline)
-        assert reader is not None
         return [next(reader) for _ in range(2)]
 
     assert read(1) == [[10, 11], [14, 15]]

@@ -110,7 +110,6 @@ def live(result: RunResult) -> list[int]:
 
 def printed(result: RunResult, worker: str, what: str = "step") -> dict[int, float]:
     """What the script of a worker prints for each step, or evaluation: a mean that it all-reduces itself."""
-    assert result.directory is not None
     text = (result.directory / "logs" / f"{worker}.log").read_text()
     return {int(step): float(loss) for step, loss in re.findall(rf"^{what} (\d+)  loss (\S+)$", text, re.MULTILINE)}
 
@@ -276,7 +275,6 @@ def test_other_models_and_losses_survive_and_return(survive, options, tensor, ac
 def test_a_script_brings_its_own_schedule_for_all_workers(survive, calm):
     result = survive(job(), "kill:1.1@3", "--schedule=gpipe", "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
-    assert result.directory is not None
     first, after = (
         Schedule.load(plan_file(result.directory / "plans", event["plan"])) for event in of_kind(result, "generation")
     )
@@ -298,7 +296,6 @@ def test_returning_processes_copy_the_state_of_a_peer_and_leave_nothing_behind(s
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
     assert len({event["worker"] for event in of_kind(result, "detected")}) == 3
     assert shared_memory() <= shared
-    assert result.directory is not None
     assert processes_writing_below(str(result.directory)) == []
 
 
@@ -352,7 +349,6 @@ def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive):
 
 
 def logged(result: RunResult, worker: str, what: str) -> list[float]:
-    assert result.directory is not None
     text = (result.directory / "logs" / f"{worker}.log").read_text()
     return [float(loss) for loss in re.findall(rf"^{what}.* lm loss (\S+)$", text, re.MULTILINE)]
 

@@ -61,9 +61,7 @@ def assert_same_bits(schedule: Schedule, trained: Job) -> RunResult:
 def without(*dead: int) -> StageRanks:
     hosts = healthy_hosts(4)
     for rank in dead:
-        assert hosts is not None
         hosts = hosts_after_loss(hosts, rank)
-    assert hosts is not None
     return hosts
 
 

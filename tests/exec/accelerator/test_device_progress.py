@@ -69,7 +69,6 @@ def test_heartbeat_has_the_longest_time_of_the_operation_on_the_device(process):
     process.launch("0F", gate.wait)
     waiting, operation, longest = process.reported
     assert (waiting, operation) == (False, "0F")
-    assert longest is not None
     assert longest >= 0.2
     gate.set()
 

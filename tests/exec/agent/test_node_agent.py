@@ -139,9 +139,7 @@ class Node:
     def batch(self) -> Batch:
         """All that has come until now."""
         self.serve()
-        batch = self.agent.batch()
-        assert batch is not None
-        return batch
+        return self.agent.batch()
 
     def told(self, link: Link) -> list[Any]:
         """What has been sent on a link."""

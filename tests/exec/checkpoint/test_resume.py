@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from recycle import Job, JobError, RunError, Shape
+from recycle import Job, JobError, Shape
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_resume_point
@@ -30,7 +30,6 @@ from tests.exec.runs import (
     job,
     lines_of,
     live_workers,
-    processes_writing_below,
 )
 from tests.exec.sharded import require_equal, stored
 from tests.waiting import until
@@ -46,14 +45,12 @@ def assert_same_course(run: Path, calm: RunResult):
     """Losses, norms, and the last checkpoint are equal to the last bit."""
     lines = lines_of(run, "metrics")
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
-    assert calm.directory is not None
     last = [folder_of(directory / "checkpoints", len(lines) - 1) for directory in (run, calm.directory)]
     require_equal(*(stored(checkpoint.verify(folder).folder) for folder in last))
 
 
 def copy_of(calm: RunResult, tmp_path: Path) -> Path:
     """Copy a run's directory, to resume it."""
-    assert calm.directory is not None
     return Path(shutil.copytree(calm.directory, tmp_path / "run"))
 
 
@@ -128,15 +125,6 @@ def emulated(launch):
 def begun(launch, tmp_path):
     """A run of 5 steps, with a checkpoint of step 4."""
     return copy_of(calm_run(small(), launch, 5), tmp_path)
-
-
-@pytest.mark.process
-def test_stage_lost_without_a_checkpoint_ends_the_run(launch, tmp_path):
-    seldom = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
-    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every = 6"):
-        launch(seldom, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
-    assert [line["step"] for line in lines_of(tmp_path, "metrics")] == [0, 1, 2, 3]
-    assert not processes_writing_below(str(tmp_path))
 
 
 def add_steps(run: Path):
@@ -313,7 +301,6 @@ def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape):
     for count in range(shape.ranks, len(workers) + 1):
         for live in combinations(workers, count):
             assigned = reassign(shape, live)
-            assert assigned is not None
             assert len(set(assigned)) == count
             hosts, before = (
                 [sum(w.rank == rank for w in each) for rank in range(shape.ranks)] for each in (assigned, live)

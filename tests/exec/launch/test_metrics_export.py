@@ -136,7 +136,6 @@ def test_metrics_of_a_real_run_are_its_report(launch):
     assert value(live, "recycle_rank_live_workers", rank="1") == 1
     assert value(live, "recycle_events_total", kind="detected") == 1
     assert value(live, "recycle_events_total", kind="restored") == 0
-    assert run.directory is not None
     record, again = RunReader(run.directory).read(), free_port()
     export = MetricsExport(job(2, 2, 2, kind="emulated", logging={"prometheus": again}), run.directory)
     export.start(0)

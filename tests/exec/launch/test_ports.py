@@ -61,7 +61,6 @@ def test_range_that_the_kernel_rarely_or_never_chooses_from_is_refused():
     enough = -(-HALF // MOST_CHOICES)
     assert refusal_of_gloo((LOW, LOW + enough - 1)) is None
     few = refusal_of_gloo((LOW, LOW + enough - 2))
-    assert few is not None
     assert f"choose at least {enough} ports of {LOW} to {LOW + HALF - 1}" in few
     gloo = transport_named("gloo")
     assert "gloo cannot listen on ports" in str(gloo.refusal(job(2, 2, 2, membership={"ports": [LOW + HALF, HIGH]})))

@@ -34,7 +34,6 @@ def noting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[
     """The real planner; writes the dead workers of each plan into a file next to the profile."""
     if failed is None:
         return plan_for_training(job, vector, quick)
-    assert job.times.profile is not None
     text = plan_for_training(job, vector, quick, failed)
     with (Path(job.times.profile).parent / "answered").open("a") as notes:
         notes.write(f"without {' '.join(map(str, failed))}\n")
@@ -80,7 +79,6 @@ def free(launch: Run, steps: int) -> RunResult:
 
 
 def plan_of(run: RunResult, digest: str) -> Schedule:
-    assert run.directory is not None
     return Schedule.load(run.directory / "plans" / f"{digest}.json")
 
 

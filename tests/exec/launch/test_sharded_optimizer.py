@@ -112,19 +112,14 @@ def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
 
 
 @pytest.mark.process
+@pytest.mark.soak  # tests/exec/faults/test_struck_runs.py has a kill in each phase
 @pytest.mark.parametrize(
     "faults",
     [
-        ("kill:1.1@3.reduce", "rejoin:1.1@5"),
-        *(
-            pytest.param(each, marks=pytest.mark.soak)
-            for each in (
-                (),
-                ("kill:0.0@3.step", "kill:2.0@5"),
-                ("kill:0.1@3", "rejoin:0.1@5", "kill:2.1@5.copy"),
-                ("stop:1.1@3.reduce",),
-            )
-        ),
+        (),
+        ("kill:0.0@3.step", "kill:2.0@5"),
+        ("kill:0.1@3", "rejoin:0.1@5", "kill:2.1@5.copy"),
+        ("stop:1.1@3.reduce",),
     ],
 )
 def test_deaths_change_no_bit(faults, launch):
@@ -143,6 +138,7 @@ def test_last_hosts_own_all_shards_until_a_rejoin(launch):
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     result = launch(sharded(emulated()), FAULTY, *faults)
     require_as_calm(result, emulated(), launch)
+    assert all(event["shards"] and event["bytes"] > 0 for event in of_kind(result, "moved"))
     reported = [event["further_deaths"] for event in of_kind(result, "shards")]
     assert reported == [[1, 1], [0, 1], [1, 1], [0, 1], [1, 1]], "survivors copy while training continues"
 
@@ -152,7 +148,6 @@ def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
     """Of four hosts 0 and 2 have no shard in common."""
     config = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
     wanted, begun = launch(config, FAULTY), launch(config, FAULTY // 2)
-    assert begun.directory is not None
     result = launch(
         sharded(config), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
     )
@@ -167,7 +162,6 @@ def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
 def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch):
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)
-    assert begun.directory is not None
     # The checkpoint of step 3 is complete before step 5 begins, since the run had ended with it.
     result = launch(alone, FAULTY, "kill:1.1@5", directory=Path(begun.directory), resume=True)
     require_as_calm(result, emulated(), launch)
@@ -207,8 +201,6 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch):
     wanted = launch(config, 6)
     sharded_run = launch(sharded(config), 6, "kill:1.0t1@3.reduce")
     assert figures(sharded_run) == figures(wanted)
-    assert sharded_run.directory is not None
-    assert wanted.directory is not None
     folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (sharded_run, wanted)]
     names = {piece for path in folders[0].glob("*.safetensors") for piece in names_in(path) if piece_of(piece)}
     assert any("-of-2.elements-" in name for name in names), "parts of tensor ranks are cut"
@@ -245,11 +237,10 @@ def in_pieces(config: PricedJob, copies: int) -> PricedJob:
     return parts.with_sections(train=msgspec.structs.replace(parts.train, copy_bytes=PIECE))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.process
 @pytest.mark.slow
-def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision, launch):
-    config = gpt(3, precision)
+def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(launch):
+    config = gpt(3, "fp32")
     result = launch(in_pieces(config, 2), COPY_STEPS, "kill:1.0@1.forward", "kill:0.0@12.step")
     require_as_calm(result, config, launch)
     assert "restored" not in kinds(result)

@@ -223,14 +223,6 @@ def test_engine_layers_delay_weight_gradients_with_the_same_bits(model):
     assert {halves[name] for name in linear} == {"W"}
 
 
-@pytest.mark.usefixtures("installed")
-def test_engine_replaces_all_layers_except_the_head():
-    stages = build_pipeline(family_job(asked(MODELS["qwen 3"])))
-    kinds = [type(module).__name__ for stage in stages for module in stage._part.module.modules()]
-    assert kinds.count("Linear") == 4 * 4
-    assert kinds.count("ColumnParallelLinear") == 1
-
-
 def test_missing_engine_is_refused():
     with pytest.raises(
         JobError, match=r'^\[model.config\] transformer_impl = "transformer_engine": Transformer Engine is'

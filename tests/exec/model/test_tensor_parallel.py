@@ -74,7 +74,6 @@ def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(healthy, runs,
 
 def interrupted(healthy: RunResult, directory: Path) -> Path:
     """The run directory as if the launcher had been killed after step 3, with the checkpoint of step 2."""
-    assert healthy.directory is not None
     shutil.copytree(healthy.directory, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:4]))

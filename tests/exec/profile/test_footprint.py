@@ -169,12 +169,10 @@ def assert_counted(job: Job, schedule: Schedule, by_limit: bool):
         for name, profile in profiles.items():
             timeline = simulate(schedule, profile)
             expected = timeline.peak_bytes[worker.rank]
-            assert expected is not None
             assert expected == pytest.approx(peak, rel=TOLERANCE), f"{name}, stage {worker.rank}"
             if not by_limit:
                 continue
             held = timeline.peak_activations[worker.rank]
-            assert held is not None
             limit = profile.fixed_bytes([worker.rank], 2) + held * profile.per_stage("activation", 2)[worker.rank]
             assert limit == pytest.approx(peak, rel=TOLERANCE), f"limit by {name}, stage {worker.rank}"
 

@@ -143,7 +143,6 @@ class Process:
     def begin(self, generation: int, *live: str):
         self.agent.tell(propose(generation, *(live or ("0.1",))))
         record = self.does(self.member.next_record).result(SOON)
-        assert record is not None
         assert record.generation == generation
 
     def await_interrupts(self, count: int):

@@ -106,7 +106,6 @@ def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
 def test_run_traces_the_iterations_of_its_job(launch, setting, steps):
     traced = job(2, 1, 1, train={"trace": setting})
     run = launch(traced, 5)
-    assert run.directory is not None
     assert (run.directory / TRACE).exists() == bool(steps)
     assert load_trace(run.directory, traced.shape).steps == steps
     assert len(run.losses) == 5
