@@ -4,8 +4,6 @@
 unmarked test fails when it starts a process, or takes more than `LIMIT` seconds of the processor (compiling apart).
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Generator

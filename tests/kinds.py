@@ -1,7 +1,5 @@
 """Kinds of instruction that tests register and unregister."""
 
-from __future__ import annotations
-
 from recycle.exec.worker.kinds import RUNS
 from recycle.ir.instruction import Instruction
 from recycle.ir.kinds import unregister

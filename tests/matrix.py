@@ -10,8 +10,6 @@ which are put first on the path. The environment that runs this file is tested t
 This file imports the standard library only, so that a bare interpreter can make an environment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

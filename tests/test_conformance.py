@@ -1,7 +1,5 @@
 """The conformance suite: recycle and an independent interpreter agree on its cases, and on random schedules."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -105,5 +103,5 @@ def test_a_random_defect_is_found_by_both_near_its_place(seed):
     assert {finding.worker for finding in findings} & ({str(worker) for worker in near} | {None}), findings
 
 
-def second_opinion(schedule: Schedule, times: dict[str, Any] = UNIT, **options: Any) -> dict[str, Any]:
+def second_opinion(schedule: Schedule, times: dict[str, Any] = UNIT, **options) -> dict[str, Any]:
     return interpreter.check({**run.DEFAULTS, **described(schedule, times, **options)})

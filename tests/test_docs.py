@@ -1,7 +1,5 @@
 """The code in the guides runs as printed, and files on the pages are valid."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Files are read whole or refused, in whatever error the caller raises; its message is one printable line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Job, profile and trace files that mean harm: each is read, or refused in one line that names the file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -113,11 +113,11 @@ def imported(node: ast.AST, for_types: bool) -> Iterator[str]:
 
 
 @cache
-def imports(module: str, for_types: bool = True) -> frozenset[str]:
+def imports(module: str, for_types=True) -> frozenset[str]:
     return frozenset(imported(ast.parse(FILES[module].read_text()), for_types))
 
 
-def own_imports(module: str, for_types: bool = True) -> set[str]:
+def own_imports(module: str, for_types=True) -> set[str]:
     """The files of recycle and viz that `module` imports, with the packages that are loaded on the way to them."""
     files = set()
     for name in imports(module, for_types):

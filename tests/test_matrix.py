@@ -1,7 +1,5 @@
 """`make matrix` finds the environments, counts the tests of each part, and fails if anything failed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

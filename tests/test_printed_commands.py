@@ -4,8 +4,6 @@ Each page has a separate folder with the files that its commands name (`scene`),
 cannot run here stands in `NOT_RUN` with its reason; its options are still read by the command's own parser.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -6,8 +6,6 @@ one per test process. What users start in another way is started that way once (
 tests/test_child.py starts `recycle.child.Child` itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import multiprocessing
@@ -75,7 +73,7 @@ class _Descriptor:
         return _detach, (reduction.DupFd(self._number),)
 
 
-def _detach(passed: Any) -> int:
+def _detach(passed) -> int:
     return int(passed.detach())
 
 
@@ -94,7 +92,7 @@ class WarmProcess:
     def __init__(
         self,
         function: Callable[..., object],
-        *arguments: object,
+        *arguments,
         streams: Mapping[int, int],
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -130,7 +128,7 @@ def _run(
     directory: str,
     environment: dict[str, str],
     function: Callable[..., object],
-    *arguments: object,
+    *arguments,
 ):
     _share_server(server)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
@@ -218,7 +216,7 @@ def run_torchrun(arguments: Sequence[str], directory: Path) -> str:
 class _WarmChild(WarmProcess):
     """What `recycle.child.Child` uses of `subprocess.Popen`, for `python -m module PARENT arguments...`."""
 
-    def __init__(self, command: Sequence[str], *, stderr: Any, env: Mapping[str, str], **_: object):
+    def __init__(self, command: Sequence[str], *, stderr, env: Mapping[str, str], **_):
         module, _parent, *arguments = command[2:]
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
@@ -238,7 +236,7 @@ def _run_child(module: str, *arguments: str):
 _PYTHON = sys.executable
 
 
-def _start(command: Sequence[str], **options: Any) -> Any:
+def _start(command: Sequence[str], **options):
     start = _WarmChild if command[0] == _PYTHON else subprocess.Popen
     return start(command, **options)
 
@@ -266,7 +264,7 @@ class WarmPool:
         store: of torch, which all share.
     """
 
-    def __init__(self, count: int, make: Callable[..., Callable[..., Any]], *arguments: object):
+    def __init__(self, count: int, make: Callable[..., Callable[..., Any]], *arguments):
         from torch.distributed import TCPStore
 
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -288,16 +286,16 @@ class WarmPool:
         assert process.exitcode is not None, f"process {rank} does not end"
         self._members[rank] = self._start(rank)
 
-    def send(self, rank: int, *request: object):
+    def send(self, rank: int, *request):
         self._members[rank][1].send(request)
 
-    def receive(self, rank: int) -> Any:
+    def receive(self, rank: int):
         """A process's answer, or its `Failure`."""
         pipe = self._members[rank][1]
         assert pipe.poll(ANSWER_SECONDS), f"process {rank} hangs"
         return pipe.recv()
 
-    def ask(self, count: int, *request: object) -> list[Any]:
+    def ask(self, count: int, *request) -> list[Any]:
         """The answers of the first `count` processes to the same request. Raises RuntimeError where one failed."""
         assert count <= len(self._members), "too few processes were started"
         for rank in range(count):
@@ -311,7 +309,7 @@ class WarmPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_):
         for _, pipe in self._members:
             with contextlib.suppress(OSError):
                 pipe.send(None)
@@ -321,7 +319,7 @@ class WarmPool:
                 process.kill()
 
 
-def _answer(pipe: Any, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments: Sequence[Any]):
+def _answer(pipe, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments: Sequence[Any]):
     import torch
     from torch.distributed import TCPStore
 

@@ -1,7 +1,5 @@
 """`recycle.advice`: bounds, spares, and expectations against simulations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
@@ -20,7 +18,7 @@ from recycle.systems.scenario import Scenario
 FAILURES = FailureModel(rate=20.0, repair_median=10.0, repair_p90=60.0)
 
 
-def setting(gpus: int = 16, per_node: int = 2, days: float = 30.0) -> Setting:
+def setting(gpus=16, per_node=2, days=30.0) -> Setting:
     return Setting(Job.from_toml(JOB), gpus, per_node, days, FAILURES)
 
 

@@ -1,7 +1,5 @@
 """Runs the command line in this process and catches what it prints and how it exits."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Command:
     def __init__(self, capsys: pytest.CaptureFixture[str]):
         self.capsys = capsys
 
-    def __call__(self, *arguments: object) -> Outcome:
+    def __call__(self, *arguments) -> Outcome:
         self.capsys.readouterr()
         words = [shlex.split(argument) if isinstance(argument, str) else [str(argument)] for argument in arguments]
         with pytest.raises(SystemExit) as stopped:

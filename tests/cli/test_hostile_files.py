@@ -1,7 +1,5 @@
 """`recycle check` of files that mean harm: exit 2 and one line with the place, quickly and in little memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

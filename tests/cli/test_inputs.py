@@ -1,7 +1,5 @@
 """Every command reads every kind of schedule input, and keeps the times of traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable
@@ -30,7 +28,7 @@ NAMES = (
 )
 
 
-def labels(rank: int, begin: float = 0.0) -> list[dict[str, Any]]:
+def labels(rank: int, begin=0.0) -> list[dict[str, Any]]:
     """A rank's labels in an iteration that begins at `begin`, one after another from 100 us times its rank on."""
     events, now = [], begin + 100.0 * rank
     for instruction in PLAN.program(PLAN.live[rank]):
@@ -41,7 +39,7 @@ def labels(rank: int, begin: float = 0.0) -> list[dict[str, Any]]:
     return events
 
 
-def write_traces(folder: Path, iterations: int = 1) -> Path:
+def write_traces(folder: Path, iterations=1) -> Path:
     """A folder as torch's profiler leaves one: a file per rank, iterations 1 ms apart."""
     folder.mkdir(parents=True)
     for rank in (0, 1):

@@ -1,7 +1,5 @@
 """Families, kinds, transports and systems of other packages: by `--import` or entry points, or refused in one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """Invalid input gives one line with its place and exit status 2, and leaves no file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Unusual environments of a command: a full disk, an ASCII terminal, invalid paths."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

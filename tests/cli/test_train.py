@@ -1,7 +1,5 @@
 """`recycle train`: its output, signals, and input that is refused before a process or a directory exists."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -41,7 +39,7 @@ def job(tmp_path):
     return path
 
 
-def lines_of(name: str, run: str = "run") -> list[dict[str, Any]]:
+def lines_of(name: str, run="run") -> list[dict[str, Any]]:
     return [line for _, line in read_lines(Path(run, f"{name}.jsonl"))]
 
 
@@ -120,7 +118,7 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job):
 
 def test_closed_terminal_does_not_interrupt(monkeypatch, tmp_path):
     class Closed(io.FileIO):
-        def write(self, text: object) -> int:
+        def write(self, text) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
     with end_at_termination(60.0) as stop, Closed(tmp_path / "terminal", "w") as terminal:

@@ -1,7 +1,5 @@
 """`recycle view`: one line per mistake, exit 2, and a server that Ctrl-C ends quietly."""
 
-from __future__ import annotations
-
 import http.client
 import importlib.util
 import json

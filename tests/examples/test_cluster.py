@@ -1,7 +1,5 @@
 """The examples of a cluster as users run them: nodes in namespaces, Slurm's script, and Kubernetes' manifests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The Kubernetes example: the schemas accept its manifests, its names are there, its etcd admits agents only."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -50,7 +48,7 @@ def test_the_schemas_of_kubernetes_accept_the_manifests():
             kubernetes.validate(each, version, strict=True)
 
 
-def without_quantities(node: Any) -> Any:
+def without_quantities(node):
     """A manifest without amounts of memory and cores, which the models of the Trainer have no text for."""
     if isinstance(node, list):
         return [without_quantities(each) for each in node]

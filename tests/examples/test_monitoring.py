@@ -1,7 +1,5 @@
 """The dashboard and the alert rules name metrics, labels and kinds of events that exist, in valid PromQL."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

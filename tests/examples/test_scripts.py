@@ -3,8 +3,6 @@
 Killed workers return, and the losses equal the losses of the run without failures, to the bit.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

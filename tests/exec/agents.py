@@ -3,8 +3,6 @@
 A run goes slowly until `finish`, so that it lasts as long as a test has something to wait for or to strike.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -28,7 +26,7 @@ PATIENCE = 120.0
 LOOPBACK = [Node(f"127.0.0.{number + 2}") for number in range(4)]
 
 
-def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams: Any) -> subprocess.Popen[Any]:
+def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams) -> subprocess.Popen[Any]:
     """Start an agent in `directory` on a node; it finds the transport of `tests.exec.paced`."""
     command = node.command(*COMMAND, *options)
     return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
@@ -53,7 +51,7 @@ class Cluster:
         (directory / SLOWLY).touch()
         self.agents = {}
 
-    def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmProcess:
+    def start(self, node: int, *more: str, as_user=False) -> subprocess.Popen[bytes] | WarmProcess:
         """Start the agent of a node.
 
         Args:

@@ -4,8 +4,6 @@ A program is a list of (kind, micro-batch) per stage object; `execute` runs what
 messages over directly. The reduction sums the hosts' buffers in rank order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -22,9 +20,7 @@ CPU = torch.device("cpu")
 Program = list[tuple[str, MicroBatch]]
 
 
-def small_job(
-    pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, tensor_parallel: int = 1, **sections: dict
-) -> Job:
+def small_job(pipelines=1, ranks=2, micro_batches=4, tensor_parallel=1, **sections: dict) -> Job:
     """L = 4, H = 64, S = 32; `model=`, `data=` and `train=` give further keys of these sections."""
     model = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32} | sections.get("model", {})
     return Job(
@@ -155,7 +151,7 @@ def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor
     return {name: gradient for stage in stages for name, gradient in mean_gradients(stage).items()}
 
 
-def iterated(job: Job, step: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
+def iterated(job: Job, step=0) -> tuple[float, dict[str, torch.Tensor]]:
     """Sum of the losses and mean gradients of one iteration of a fresh pipeline."""
     stages = build_pipeline(job)
     return run_pipelines([stages], step, job.shape.micro_batches), gradients_by_name(stages)

@@ -1,7 +1,5 @@
 """A real etcd on free ports: one member, or several on as many nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -107,11 +105,11 @@ class EtcdServer:
                     return member
         raise AssertionError("no member leads")
 
-    def kill(self, member: int = 0):
+    def kill(self, member=0):
         self.members[member].kill()
         self.members[member].wait()
 
-    def start_again(self, member: int = 0):
+    def start_again(self, member=0):
         self.members[member] = self._started(member)
         self._await(member)
 

@@ -5,8 +5,6 @@ A run strikes one kind in one phase after the other, always the same worker, whi
 staggered when it is struck. `python -m tests.exec.fault_matrix` (`make faults`) rewrites the page's tables.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -9,8 +9,6 @@ losses and gradient norms, bit for bit; the last two also the same evaluations a
 end within `DEADLINE` seconds counts as a hang.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

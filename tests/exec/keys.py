@@ -1,7 +1,5 @@
 """Serves the keys that process groups form on, to processes that have no agent."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from typing import Any

@@ -6,8 +6,6 @@ micro-batches of our corpus. Megatron's schedules make tensors on "cuda" uncondi
 `shims`, which belong to tests and benchmarks only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time
@@ -114,13 +112,13 @@ def leave():
 
 
 def join(
-    store: Any,
+    store,
     rank: int,
     processes: int,
     ranks: int,
-    chunks: int = 1,
-    tensor_parallel: int = 1,
-    expert_parallel: int = 1,
+    chunks=1,
+    tensor_parallel=1,
+    expert_parallel=1,
 ):
     """Form the process groups of a Megatron job, in place of those before."""
     from megatron.core import parallel_state
@@ -138,7 +136,7 @@ def join(
 
 
 def gpt_model(
-    config: Any, job: Job, ends: Sequence[bool], number: int | None = None
+    config, job: Job, ends: Sequence[bool], number: int | None = None
 ) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     """megatron-core's own model, with weights that depend on their names alone, and its parameters by name.
 
@@ -172,7 +170,7 @@ def gpt_model(
     return module, global_names(module, first_layer)
 
 
-def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
+def _make_worker(store, rank: int) -> Callable[..., Any]:
     worker = None
 
     def answer(what, *arguments):
@@ -190,7 +188,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
 class _Worker:
     """One process of a Megatron job."""
 
-    def __init__(self, job: Job, rank: int, store: Any):
+    def __init__(self, job: Job, rank: int, store):
         torch.set_num_threads(job.train.threads)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -230,7 +228,7 @@ class _Worker:
         gradients = {name: parameter.main_grad.numpy().copy() for name, parameter in self._named.items()}
         return self._replica, gradients, {entry["id"]: float(entry["loss"]) for entry in kept}, seconds
 
-    def _gradients(self, step: int) -> Any:
+    def _gradients(self, step: int):
         """1F1B and the reduction: `main_grad` of every parameter; what the loss function kept."""
         count = self._job.shape.micro_batches
         ids = [self._replica * count + index for index in range(count)]
@@ -291,7 +289,7 @@ class _Worker:
             ratios.append(result[True] / result[False])
         return statistics.median(ratios[1:])  # the first pair warms up
 
-    def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module) -> Any:
+    def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module):
         number, tokens, labels = next(batches)
         output = model(input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=labels)
 

@@ -6,8 +6,6 @@ it; otherwise a filter picks them at random and sends them to an interface that 
 second, and packets queue on it. Needs root, iproute2 and Linux.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

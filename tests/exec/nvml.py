@@ -3,11 +3,8 @@
 It is loaded in the place of the real module (`sys.modules`), because the machines of these tests have no GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 
 @dataclass
@@ -75,7 +72,7 @@ class Nvml(ModuleType):
         assert kinds == self.nvmlEventTypeXidCriticalError
         events.append(gpu)
 
-    def nvmlEventSetWait_v2(self, events: list[Gpu], milliseconds: int) -> Any:
+    def nvmlEventSetWait_v2(self, events: list[Gpu], milliseconds: int):
         assert milliseconds == 0
         while self.xids:
             gpu, xid = self.xids.pop(0)

@@ -4,8 +4,6 @@ What a test waits for (a lease that runs out, a process that starts) takes longe
 would have to have more iterations. Instead it goes slowly until the test has seen everything, and then at full speed.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs for runs with real worker processes, and what to look at afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -16,9 +14,7 @@ from recycle.job.job import toml_value
 Run = Callable[..., RunResult]
 
 
-def job(
-    pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]
-) -> PricedJob:
+def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **sections: dict[str, Any]) -> PricedJob:
     """A job of the given shape; sections add or replace keys."""
     keys = {
         "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},

@@ -1,7 +1,5 @@
 """What runs with and without a sharded optimizer are compared by: losses, norms, and every bit of the state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from recycle.job import PricedJob
 from tests.exec.runs import figures
 
 
-def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
+def sharded(config: PricedJob, copies=2) -> PricedJob:
     """The job with its optimizer's state sharded."""
     return config.with_sections(
         train=msgspec.structs.replace(config.train, sharded_optimizer=True, optimizer_copies=copies)

@@ -1,7 +1,5 @@
 """A plan with more lanes at some workers than a worker has communicators for lanes."""
 
-from __future__ import annotations
-
 from recycle import Schedule, Worker, lower
 from recycle.job import Job, price
 from recycle.plans import Plan

@@ -3,12 +3,9 @@
 Started once per module; each case names a job and the programs to run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +47,7 @@ class TensorWorkers(WarmPool):
         super().__init__(count, _make_worker, count)
         self._count = count
 
-    def iterate(self, job: Job, weights_last: bool = False) -> list[Part]:
+    def iterate(self, job: Job, weights_last=False) -> list[Part]:
         """Run one iteration of every stage of `job` and step; `weights_last` splits B and puts every W to the end."""
         return self.ask(self._count, job.to_toml(), weights_last)
 
@@ -75,7 +72,7 @@ def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -
     return result
 
 
-def _make_worker(store: Any, rank: int, count: int) -> Callable[[str, bool], Part]:
+def _make_worker(store, rank: int, count: int) -> Callable[[str, bool], Part]:
     worker = Worker(0, 0)
     plugin = Gloo(TransportSettings(store, tensor=(rank, count)))
     transport = plugin.open(GroupsOfGeneration("tensor", worker, [worker], {}, ((1,), torch.float32)))

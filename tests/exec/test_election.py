@@ -1,7 +1,5 @@
 """The leader's role and the register: one candidate leads, and a leader that has lost the role writes nothing."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -37,7 +35,7 @@ class Run:
     def __init__(self, server: EtcdServer):
         self.name, self._server = f"run-{os.urandom(4).hex()}", server
 
-    def agent(self, **settings: object) -> Election:
+    def agent(self, **settings) -> Election:
         limits = MembershipSection(store=self._server.url, **settings)
         return Election(open_client(self._server.url, limits), self.name, limits)
 

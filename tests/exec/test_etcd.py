@@ -1,7 +1,5 @@
 """The client of etcd: fail-over, passwords, TLS and leases; strangers and addresses that cannot be are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -21,7 +19,7 @@ from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import job
 
 
-def connect(server: EtcdServer, **settings: object) -> EtcdClient:
+def connect(server: EtcdServer, **settings) -> EtcdClient:
     return open_client(server.url, MembershipSection(**settings))
 
 
@@ -160,7 +158,7 @@ def test_an_answer_that_comes_in_drops_ends_with_the_timeout():
         assert time.monotonic() - began < 5.0
 
 
-def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0):
+def _answer_all(listener: socket.socket, answer: bytes, pause=0.0):
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()

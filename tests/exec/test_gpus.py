@@ -1,7 +1,5 @@
 """The GPU of a place, its health and the processors near it; tests/exec/nvml.py stands for NVML."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -293,7 +293,7 @@ def as_another_user(action: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def is_answered(address: str, request: Any, answers: Any) -> bool:
+def is_answered(address: str, request, answers) -> bool:
     """Whether the socket of this name answers a request."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SOON)

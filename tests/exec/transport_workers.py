@@ -3,14 +3,11 @@
 Started once per module; each case names the transport, the schedule and what to do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 
@@ -47,7 +44,7 @@ class TransportWorkers(WarmPool):
         super().__init__(count, _make_worker)
         self._cases = 0
 
-    def run(self, kind: str, schedule: Schedule, action: str, iterations: int = 3, victim: int = -1) -> list[str]:
+    def run(self, kind: str, schedule: Schedule, action: str, iterations=3, victim=-1) -> list[str]:
         """What each worker of the schedule says in the end: "done", or the error; "" of the victim, which is killed."""
         self._cases += 1
         name = f"case{self._cases}"
@@ -59,7 +56,7 @@ class TransportWorkers(WarmPool):
         return ["" if place == victim else str(self.receive(place)) for place in range(len(schedule.live))]
 
 
-def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
+def _make_worker(store, _rank: int) -> Callable[..., str]:
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
     plugin = None
@@ -78,9 +75,7 @@ def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
     return run
 
 
-def _case(
-    store: Any, watch: Any, plugin: TransportPlugin, name: str, text: str, place: int, action: str, n: int, victim: int
-):
+def _case(store, watch, plugin: TransportPlugin, name: str, text: str, place: int, action: str, n: int, victim: int):
     schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
@@ -101,7 +96,7 @@ def _case(
         plugin.end()
 
 
-def _end_when_told(watch: Any, name: str, over: threading.Event, plugin: TransportPlugin):
+def _end_when_told(watch, name: str, over: threading.Event, plugin: TransportPlugin):
     watch.wait([f"{name}/over"], timedelta(seconds=ANSWER_SECONDS))
     over.set()
     plugin.wake()

@@ -1,10 +1,7 @@
 """Models of transformers, imported: the same logits and gradients, and exports with the same bits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -93,7 +90,7 @@ def test_transformers_loads_exported_models(model):
     assert torch.equal(our_logits(job_of(Path("again")), TOKENS), ours)
 
 
-def there_and_back(model: Any, **saved: Any) -> Path:
+def there_and_back(model, **saved) -> Path:
     """Save a model, import and export it; gives the folder that it was saved in."""
     folder = imported(model, **saved)
     export_model(CHECKPOINT, BACK)

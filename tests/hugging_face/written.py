@@ -1,7 +1,5 @@
 """Models of Hugging Face, written by hand or by transformers with weights that tell, and what recycle makes of them."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import cache
@@ -40,7 +38,7 @@ def tensors_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def write_model(folder: Path, config: dict[str, Any] | None = None, shards: int = 1, **changes: Any) -> Path:
+def write_model(folder: Path, config: dict[str, Any] | None = None, shards=1, **changes) -> Path:
     """Write a folder with `config`, which `changes` add to, and its tensors in so many files."""
     config = (config or LLAMA) | changes
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +47,7 @@ def write_model(folder: Path, config: dict[str, Any] | None = None, shards: int 
     return folder
 
 
-def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1):
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards=1):
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     if shards == 1:
@@ -132,7 +130,7 @@ MODELS = {
 
 
 @cache
-def transformers() -> Any:
+def transformers():
     """The package; the test is skipped where it is not installed."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     package = pytest.importorskip("transformers")
@@ -141,7 +139,7 @@ def transformers() -> Any:
     return package
 
 
-def hub_model(name: str, **changes: Any) -> Any:
+def hub_model(name: str, **changes):
     """A model of `MODELS`, in fp32; `changes` of its configuration."""
     kind, keys = MODELS[name]
     package = transformers()
@@ -167,14 +165,14 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 CPU = torch.device("cpu")
 
 
-def imported(model: Any, **saved: Any) -> Path:
+def imported(model, **saved) -> Path:
     """Save a model of transformers as `model` and import it as `checkpoint`; gives the folder of the model."""
     model.save_pretrained("model", **saved)
     import_model(Path("model"), Path("checkpoint"))
     return Path("model")
 
 
-def job_of(weights: Path, ranks: int = 1, chunks: int = 1, more: str = "") -> Job:
+def job_of(weights: Path, ranks=1, chunks=1, more="") -> Job:
     """A job that starts from `weights`, read from a file; `more` adds sections."""
     path = Path("job.toml")
     path.write_text(

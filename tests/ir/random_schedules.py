@@ -1,7 +1,5 @@
 """Random valid schedules and profiles for property tests, and random single defects."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 
@@ -23,7 +21,7 @@ from recycle.ir.instruction import (
 )
 
 
-def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
+def random_schedule(rng: random.Random, most=4) -> Schedule:
     """A compute-only schedule in random order: some workers failed, their micro-batches re-routed to random peers, some
     backwards split, an overlapped pair, one or two chunks per worker in a loop or a V."""
     shape = Shape(rng.randint(1, 3), rng.randint(1, most), rng.randint(1, most), rng.choice([1, 1, 1, 2]))

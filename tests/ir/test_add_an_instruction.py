@@ -1,7 +1,5 @@
 """A kind of instruction from one file outside the package, the one printed in docs/guides/add-an-instruction.md."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

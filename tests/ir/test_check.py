@@ -1,13 +1,10 @@
 """The checker: each rule finds its defects once, at their place, and valid schedules have no findings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +37,7 @@ bounded = settings(
 randoms = st.randoms(use_true_random=False)
 
 
-def two_ranks(first: str, second: str, micro_batches: int = 2, **arguments: object) -> Schedule:
+def two_ranks(first: str, second: str, micro_batches=2, **arguments) -> Schedule:
     """Two rows as in a torch CSV; the other rank is the peer of every transfer."""
     rows = {}
     for rank, row in enumerate((first, second)):
@@ -185,7 +182,7 @@ EDITS = [
 ]  # fmt: skip
 
 
-def edited(base: str, worker: str, old: str, new: str, **options: Any) -> Schedule:
+def edited(base: str, worker: str, old: str, new: str, **options) -> Schedule:
     valid = BASES[base]
     programs = valid.text()
     assert programs[worker].count(old) == 1, (worker, old, programs[worker])

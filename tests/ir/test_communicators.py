@@ -1,7 +1,5 @@
 """The communicators that lanes share. What sharing does to order and time is in conformance/cases/failures.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from itertools import pairwise

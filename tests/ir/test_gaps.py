@@ -1,7 +1,5 @@
 """Gaps tile the makespan and have the cause that the definition states; slack; executed iterations."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kinds beyond F, B, I and W: redundant forwards, replays, gathers; and schedules of forwards alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Reduces in buckets: lowering, checks, times and memory."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -89,7 +87,7 @@ def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed):
         assert busy is None or before is None or busy == pytest.approx(before - hidden)
 
 
-def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency: float = 0.0) -> float:
+def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency=0.0) -> float:
     """Makespan of one stage on two hosts that end with so many W's."""
     shape = Shape(2, 1, weights)
     text = " ".join(f"0F{{k}}.{j} 0I{{k}}.{j}" for j in range(weights))

@@ -1,7 +1,5 @@
 """Replays: every micro-batch is replayed once, schedules stay valid, and gaps lengthen no iteration."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The simulator: published figures, refusals and compiled loops."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The analytic model: published FLOPs and bytes come out of it, and a job of it is planned like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ PAPER = sorted((Path(__file__).parents[2] / "benchmarks" / "paper").glob("*.toml
 LEAN = 'precision = "bf16"\naccumulation = "fast"\n'
 
 
-def job(model: str = "", how: str = "", shape: str = "", train: str = LEAN) -> Job:
+def job(model="", how="", shape="", train: str = LEAN) -> Job:
     return Job.from_toml(
         "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 4\n"
         + shape

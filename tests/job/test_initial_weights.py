@@ -1,7 +1,5 @@
 """A job takes its model's shape from the checkpoint of its weights, and may not contradict it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -46,7 +44,7 @@ def saved(folder: Path, model: ModelSection) -> Path:
     return folder
 
 
-def load(folder: Path, model: str = "", weights: str = "weights") -> Job:
+def load(folder: Path, model="", weights="weights") -> Job:
     path = folder / "job.toml"
     path.write_text(f'[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n[model]\nweights = "{weights}"\n{model}\n')
     return Job.load(path)

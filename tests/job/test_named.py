@@ -1,7 +1,5 @@
 """Functions by name: found in the folders that a job states, or refused in one line that says where it was looked."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Megatron jobs do, with the weights that recycle's initialisation gives to the sa
 different placements compare by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +75,7 @@ class Result:
 class Jobs(WarmPool):
     """Processes for cases of at most `count` workers; use as a context manager."""
 
-    def __init__(self, count: int = 4):
+    def __init__(self, count=4):
         super().__init__(count, _make_process)
         self._runs = 0
 
@@ -97,7 +95,7 @@ class Jobs(WarmPool):
         return self.ask(case.processes, self._runs, function, case)
 
 
-def _make_process(store: Any, rank: int) -> Callable[..., Any]:
+def _make_process(store, rank: int) -> Callable[..., Any]:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
@@ -170,7 +168,7 @@ def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
 class OwnModule(torch.nn.Module):
     """A script's own module: plain torch layers, one of which is used twice."""
 
-    def __init__(self, config: Any, first: bool, last: bool):
+    def __init__(self, config, first: bool, last: bool):
         super().__init__()
         self.config, self.model_type = config, None
         self.pre_process, self.post_process = first, last
@@ -186,7 +184,7 @@ class OwnModule(torch.nn.Module):
     def set_input_tensor(self, entry: list[torch.Tensor]):
         self._entry = entry[0]
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_) -> torch.Tensor:
         entry = self._entry if self.table is None else self.table(input_ids.t().contiguous())
         output = entry + self.down(torch.nn.functional.gelu(self.norm(self.up(entry))))
         output = output + self.twice(torch.tanh(self.twice(output)))
@@ -198,9 +196,7 @@ class OwnModule(torch.nn.Module):
         )
 
 
-def own_module(
-    config: Any, job: Job, ends: Sequence[bool], number: int | None
-) -> tuple[Any, dict[str, torch.nn.Parameter]]:
+def own_module(config, job: Job, ends: Sequence[bool], number: int | None) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     """`OwnModule`, its weights drawn by its stage."""
     from megatron.core import parallel_state
 
@@ -221,7 +217,7 @@ class Timers:
     def __init__(self):
         self._running = set()
 
-    def __call__(self, name: str, log_level: int = 0) -> Any:
+    def __call__(self, name: str, log_level=0):
         def start(barrier=False):
             assert name not in self._running
             self._running.add(name)

@@ -1,7 +1,5 @@
 """Processes whose groups are of the backend `live`, in generations that tests choose."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -74,7 +72,7 @@ class LiveWorkers(WarmPool):
         self.store.set(f"{self.generation}/over", "1")
         return {worker: self.receive(global_rank(worker)) for worker in survivors}
 
-    def _ask(self, live: Sequence[Worker], *request: object) -> dict[Worker, Any]:
+    def _ask(self, live: Sequence[Worker], *request) -> dict[Worker, Any]:
         for worker in live:
             self.send(global_rank(worker), *request)
         answers = {worker: self.receive(global_rank(worker)) for worker in live}
@@ -87,7 +85,7 @@ def global_rank(worker: Worker) -> int:
     return worker.rank * SHAPE.pipelines + worker.pipeline
 
 
-def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
+def _make_worker(store, rank: int) -> Callable[..., Any]:
     own = Worker(rank % SHAPE.pipelines, rank // SHAPE.pipelines)
     world, plugin = LiveWorld(own, SHAPE.pipelines, SHAPE.ranks), Gloo(TransportSettings(store, limits=LIMITS))
     world.join()
@@ -186,7 +184,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
     return answer
 
 
-def _end_when_told(watch: Any, generation: int, over: threading.Event, plugin: Gloo):
+def _end_when_told(watch, generation: int, over: threading.Event, plugin: Gloo):
     try:
         watch.wait([f"{generation}/over"], timedelta(seconds=ANSWER_SECONDS))
     except RuntimeError:  # the test is over
@@ -206,7 +204,7 @@ CALLS = {
 }
 
 
-def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict[str, Any]:
+def _collect(groups: dict[str, Any], own: Worker, between=False) -> dict[str, Any]:
     """Collectives over each group, in an iteration or between two; worker k.r has the value 10 k + r."""
     value = 10.0 * own.pipeline + own.rank
     found = {}

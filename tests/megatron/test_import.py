@@ -1,7 +1,5 @@
 """`import-megatron` loses no row, compares the whole model with the job's, and says what it refuses."""
 
-from __future__ import annotations
-
 import enum
 import pickle
 import subprocess
@@ -10,7 +8,6 @@ import tempfile
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -54,11 +51,11 @@ def write_job(model: ModelSection):
 class Import:
     """Imports a checkpoint of Megatron's into `target`, by a job of the model."""
 
-    def __init__(self, part: Any, command: Command):
+    def __init__(self, part, command: Command):
         self._part, self._command = part, command
         write_job(ModelSection(**MODEL))
 
-    def write(self, **further: Any) -> Path:
+    def write(self, **further) -> Path:
         """The model's checkpoint, with further content of `common.pt`; returns the folder of the iteration."""
         from recycle.megatron.torch_dist import write
 
@@ -66,7 +63,7 @@ class Import:
         write(folder, [("", self._part)], 3, further)
         return folder / "iter_0000003"
 
-    def __call__(self, folder: Path | None = None, options: str = "", **stated: Any) -> Outcome:
+    def __call__(self, folder: Path | None = None, options="", **stated) -> Outcome:
         """The command's outcome for that checkpoint, or one of the model that states these arguments."""
         folder = folder or self.write(args=Namespace(**stated)).parent
         return self._command(f"import-megatron {folder} --job job.toml -o {TARGET} --json {options}")
@@ -159,7 +156,7 @@ def test_an_export_states_its_whole_model(imported, command):
     assert imported(Path("there")).json["unstated"] == []
 
 
-def hybrid_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hybrid_model(monkeypatch: pytest.MonkeyPatch):
     """megatron-core's hybrid model with an attention layer and a feed-forward layer per layer of `MODEL`.
 
     Its last norm is Transformer Engine's; torch's takes its place.
@@ -223,7 +220,7 @@ class _Shape(enum.Enum):
 class _Runs:
     """An object whose pickle calls a function."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return pickle.dumps, ("ran",)
 
 

@@ -1,7 +1,5 @@
 """Process groups that outlive their members: results with all, with dead and with returned processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

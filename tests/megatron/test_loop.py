@@ -1,7 +1,5 @@
 """Schedules of recycle in the training loop of Megatron: gradients and losses equal its own loop, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

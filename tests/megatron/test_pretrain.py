@@ -1,7 +1,5 @@
 """Megatron-LM's own pretraining script in a session, where it is installed, and the parts that need no Megatron-LM."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -9,7 +7,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -66,7 +63,7 @@ def script():
     return found
 
 
-def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
+def pretrain(server, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
     return train(
         JOB_OF_TENSOR_RANKS if "--tensor-model-parallel-size" in options else JOB,
         directory,

@@ -1,7 +1,5 @@
 """A user's Megatron loop in a session: real processes of examples/megatron_loop/survive.py under a real leader."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading
@@ -36,12 +34,12 @@ Survive = Callable[..., RunResult]
 
 
 def job(
-    pipelines: int = 2,
-    chunks: int = 1,
-    accumulation: str = "exact",
-    ranks: int = 2,
-    tied: bool = False,
-    tensor: int = 1,
+    pipelines=2,
+    chunks=1,
+    accumulation="exact",
+    ranks=2,
+    tied=False,
+    tensor=1,
 ) -> Job:
     return Job.from_toml(
         f"[model]\ntied = {str(tied).lower()}\n"
@@ -108,7 +106,7 @@ def live(result: RunResult) -> list[int]:
     return live_workers(result)
 
 
-def printed(result: RunResult, worker: str, what: str = "step") -> dict[int, float]:
+def printed(result: RunResult, worker: str, what="step") -> dict[int, float]:
     """What the script of a worker prints for each step, or evaluation: a mean that it all-reduces itself."""
     text = (result.directory / "logs" / f"{worker}.log").read_text()
     return {int(step): float(loss) for step, loss in re.findall(rf"^{what} (\d+)  loss (\S+)$", text, re.MULTILINE)}

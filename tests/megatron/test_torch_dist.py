@@ -1,7 +1,5 @@
 """Weights that were trained here go to Megatron's own checkpoint format and back, to the bit, at any T, P and V."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from functools import partial
@@ -76,7 +74,7 @@ def exported(trained, command):
     return Path("there/iter_0000002").resolve()
 
 
-def case_of(checkpoint: Path, **sizes: Any) -> Case:
+def case_of(checkpoint: Path, **sizes) -> Case:
     kind = Job.load(checkpoint.parents[2] / "job.toml").model.kind
     return Case(None, model={"kind": kind, "layers": 4}, **sizes)
 
@@ -162,7 +160,7 @@ def assert_same_tensors(original: Path, back: Path, least: int):
         assert torch.equal(before.whole(name, place.shape), after.read(name)), name
 
 
-def _optimizer_of(chunks: list[Any]) -> Any:
+def _optimizer_of(chunks: list[Any]):
     """megatron-core's own optimizer for fp32 parameters."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 

@@ -1,7 +1,5 @@
 """Owners of the shards of optimizer state for any set of dead workers, and the units that workers host."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

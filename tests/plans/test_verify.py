@@ -3,8 +3,6 @@
 In `tests/solve/test_bounds.py` no certified bound is above the optimum of an exhaustive search.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """Executed instructions are kept exactly: from logs of killed workers, through Chrome JSON, to columns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from recycle.runs import logs as runs
 SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
 
 
-def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) -> Path:
+def run_directory(path: Path, steps=3, seconds=0.00123456789) -> Path:
     """A run of `steps` healthy iterations whose processes 0.1 and 1.1 swap roles in the last step."""
     timeline = simulate(one_f_one_b(SHAPE))
     schedule = timeline.schedule

@@ -1,7 +1,5 @@
 """What the metrics say about runs that are written down here; every metric and kind of event is on its page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

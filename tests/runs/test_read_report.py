@@ -1,7 +1,5 @@
 """A run directory that is read while it grows gives what one read of the whole directory gives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every second of a run is put to one part: runs that are written down here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,11 +10,11 @@ PERIOD = 1.5
 UNIT = 0.5
 
 
-def line(step: int, time: float, generation: int, live: int = 4, **fields: Any) -> dict[str, Any]:
+def line(step: int, time: float, generation: int, live=4, **fields) -> dict[str, Any]:
     return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **fields}
 
 
-def event(time: float, kind: str, **fields: Any) -> dict[str, Any]:
+def event(time: float, kind: str, **fields) -> dict[str, Any]:
     return {"time": time, "kind": kind, **fields}
 
 

@@ -1,9 +1,6 @@
 """Scenarios for tests of systems (stages of whole layers, whole times), and the facts of changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any
 
 from recycle import Job
 from recycle.job import price
@@ -13,7 +10,7 @@ from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.system import Nodes, System
 
 
-def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Scenario:
+def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other) -> Scenario:
     """A scenario of equal layers, one per rank by default, F = I = W = 1; `other` are attributes of Scenario, and
     `layer` are attributes of its layers."""
     text = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
@@ -44,12 +41,12 @@ class Play:
         alive: nodes that it begins with; all when left out.
     """
 
-    def __init__(self, system: System, alive: str = ""):
+    def __init__(self, system: System, alive=""):
         self.system = system
         self.state = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
         self.period = getattr(self.state, "period", None)
 
-    def change(self, dead: str = "", joined: str = "") -> Change:
+    def change(self, dead="", joined="") -> Change:
         """These nodes die and those come; neither is a boundary at which it may reconsider."""
         change = self.system.change(self.state, nodes(dead), nodes(joined))
         self.state = change.state

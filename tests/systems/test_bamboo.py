@@ -1,7 +1,5 @@
 """Iterations that reduce jointly, and Bamboo's: the closed form, takeovers, fatal pairs; random ones pass check."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

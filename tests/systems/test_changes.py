@@ -1,7 +1,5 @@
 """Every system, change by change: events, costs, configurations, and stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,22 +21,22 @@ from tests.systems.scenarios import Play, scenario
 System = Callable[[], Any]
 
 
-def bamboo(pipelines: int = 4, **other: Any) -> Bamboo:
+def bamboo(pipelines=4, **other) -> Bamboo:
     return Bamboo(scenario(pipelines, 4, 6, **other))
 
 
-def templated(**other: Any) -> Scenario:
+def templated(**other) -> Scenario:
     """13 nodes, 12 layers of 1 byte of state; 4 of them and their activations fit: n0 = 3."""
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0, **other.pop("layer", {})}
     fitting = {"memory": (4.0,) * 4, "bandwidth": 1.0, "node_of": tuple(range(13)), **other}
     return scenario(3, 4, 8, layers=12, layer=layer, **fitting)
 
 
-def oobleck(**other: Any) -> Oobleck:
+def oobleck(**other) -> Oobleck:
     return Oobleck(templated(**other))
 
 
-def gridded(memory: float = 30.0, failure_rate: float = 1e-6) -> Scenario:
+def gridded(memory=30.0, failure_rate=1e-6) -> Scenario:
     """Pipelines of four stages of one layer; two layers on one worker do not fit."""
     layer = {"static": 20.0, "state": 16.0}
     return scenario(4, 4, 6, layer=layer, memory=(memory,) * 4, bandwidth=8.0, failure_rate=failure_rate)
@@ -49,17 +47,17 @@ def of_job(pipelines: int, ranks: int, micro_batches: int) -> Scenario:
     return Scenario.of(Job.from_toml(f"{shape}[memory]\nlimit = {micro_batches}\n"))
 
 
-def planned(**other: Any) -> ReCycle:
+def planned(**other) -> ReCycle:
     return ReCycle(of_job(3, 4, 6), **other)
 
 
-def weighty(failure_rate: float = 0.0, **other: Any) -> ReCycle:
+def weighty(failure_rate=0.0, **other) -> ReCycle:
     layers = (Layer(1.0, 1.0, 1.0, static=100.0, state=80.0),) * 4
     weighed = replace(of_job(4, 4, 8), layers=layers, bandwidth=10.0, memory=(200.0,) * 4, failure_rate=failure_rate)
     return ReCycle(weighed, **other)
 
 
-def elaswave(memory: float = 400.0) -> ElasWave:
+def elaswave(memory=400.0) -> ElasWave:
     """Two pipelines of four stages of three layers each, with 12 micro-batches; layers weigh 20 bytes."""
     layer = {"static": 20.0, "state": 16.0}
     system = ElasWave(scenario(2, 4, 12, layers=12, layer=layer, memory=(memory,) * 4, bandwidth=8.0))

@@ -1,7 +1,5 @@
 """The cluster simulation: every second is booked once, only committed samples count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """All systems on one trace: the books close for each, next to references, and every state obeys the protocol."""
 
-from __future__ import annotations
-
 import pytest
 
 from recycle import Job, JobError

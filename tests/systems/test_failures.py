@@ -1,7 +1,5 @@
 """Failure traces: rows become changes, each file format is read as it says, and the generator gives its defaults."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -102,7 +100,7 @@ def public(name: str) -> Path:
     return path
 
 
-def written(folder: Path, text: str, name: str = "trace.csv") -> Path:
+def written(folder: Path, text: str, name="trace.csv") -> Path:
     path = folder / name
     path.write_text(text)
     return path

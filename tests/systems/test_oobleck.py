@@ -1,7 +1,5 @@
 """Oobleck: templates, the multiset of them and shares of the batch; shrink, borrow, merge; unequal pipelines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise, product
 

@@ -1,7 +1,5 @@
 """ReCycle's periods belong to valid plans and beat no bound; layers move at the next boundary if that pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 
@@ -15,9 +13,7 @@ from recycle.systems.system import Loss
 from tests.systems.scenarios import Play
 
 
-def scenario(
-    pipelines: int = 3, ranks: int = 4, micro_batches: int = 6, limit: int | str = 6, more: str = ""
-) -> Scenario:
+def scenario(pipelines=3, ranks=4, micro_batches=6, limit: int | str = 6, more="") -> Scenario:
     return Scenario.of(
         Job.from_toml(
             f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
@@ -104,7 +100,7 @@ def test_optimizer_mode_is_the_fastest_that_fits(limit, way, undo):
     assert max(filter(None, timeline.peak_bytes)) <= float(limit.removesuffix(" GB")) * 1e9
 
 
-def elastic_scenario(bandwidth: float = 1e3, chunks: int = 1) -> Scenario:
+def elastic_scenario(bandwidth=1e3, chunks=1) -> Scenario:
     """Three pipelines of four workers with four layers each, whose bubbles hold no second worker's load."""
     text = f"[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\nchunks = {chunks}\n[model]\nlayers = 16\n"
     base = Scenario.of(Job.from_toml(f"{text}[memory]\nlimit = {8 * chunks}\n"))

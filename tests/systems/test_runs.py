@@ -1,8 +1,6 @@
 """Schedules of Bamboo and Oobleck on real stages: redundant forwards, takeovers and pipelines of unequal depth give the
 gradients of fault-free 1F1B."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.slow
 STEPS = 3
 
 
-def gpt(pipelines: int, ranks: int, micro_batches: int, split: list[int], chunks: int = 1) -> Job:
+def gpt(pipelines: int, ranks: int, micro_batches: int, split: list[int], chunks=1) -> Job:
     """The job of a GPT with so many layers per stage; all with as many layers and micro-batches in all, and the same
     seed, train the same model on the same data."""
     sizes = {"chunks": chunks}

@@ -1,7 +1,5 @@
 """A scenario prices any cut as the job's profile prices its own; fault-free grids follow closed forms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from math import ceil
@@ -63,7 +61,7 @@ def test_memory_limits_how_short_a_pipeline_is():
         assert replace(scenario, memory=(cap,) * 4).least_ranks == least
 
 
-def gridded(memory: float = 1e9) -> Scenario:
+def gridded(memory=1e9) -> Scenario:
     job = Job.from_toml("[shape]\npipelines = 4\nranks = 8\nmicro_batches = 6\n")
     priced = (Layer(1.0, 1.0, 1.0, static=10.0, gradients=1.0),) * 8
     return replace(Scenario.of(job), layers=priced, memory=(memory,) * 8)

@@ -1,7 +1,5 @@
 """Systems on a job that shards its optimizer's state: held bytes, costs of a failure, and loss of a shard."""
 
-from __future__ import annotations
-
 import pytest
 
 from recycle import Job, check
@@ -18,7 +16,7 @@ BANDWIDTH = 25e9
 SPLIT = (1, 1)
 
 
-def scenario(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines: int = HOSTS) -> Scenario:
+def scenario(copies=2, memory="auto", per_node=1, pipelines: int = HOSTS) -> Scenario:
     """Four pipelines of two stages of a GPT of two layers, in bf16 with gradients summed in fp32."""
     sharding = f"sharded_optimizer = true\noptimizer_copies = {copies}\n" if copies else ""
     return Scenario.of(

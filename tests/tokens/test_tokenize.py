@@ -1,7 +1,5 @@
 """Text to token files: documents in pieces, their tokens, and files byte for byte as megatron-core writes them."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -25,7 +25,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,11 +79,11 @@ class Communicator:
     def __init__(
         self,
         device: Device,
-        store: Any,
+        store,
         rank: int,
         size: int,
-        address: str = "127.0.0.1",
-        seconds: float = 60.0,
+        address="127.0.0.1",
+        seconds=60.0,
         ctas: int | None = None,
     ):
         device.check()
@@ -103,7 +102,7 @@ class Communicator:
             peer.settimeout(None)
         self._stream = device.draw()
 
-    def _gather(self, store: Any, address: str, seconds: float) -> dict[int, socket.socket]:
+    def _gather(self, store, address: str, seconds: float) -> dict[int, socket.socket]:
         """Rank 0: write the address to the store, and wait for all others."""
         secret = os.urandom(16)
         with socket.create_server((address, 0)) as listener:
@@ -126,7 +125,7 @@ class Communicator:
                     continue  # it has died since; rank 0 does not notice
         return peers
 
-    def _join(self, store: Any, seconds: float) -> socket.socket:
+    def _join(self, store, seconds: float) -> socket.socket:
         blob = store.get("unique id")
         port, packed, secret = _ADDRESS.unpack(blob[: _ADDRESS.size])
         try:
@@ -138,7 +137,7 @@ class Communicator:
             raise RuntimeError(f"rank 0 does not answer: {error}") from None
         return peer
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag=0) -> Work:
         (tensor,) = tensors
 
         def kernel():
@@ -147,7 +146,7 @@ class Communicator:
 
         return self._queue(kernel, [tensor])
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag=0) -> Work:
         (tensor,) = tensors
 
         def kernel():
@@ -157,19 +156,19 @@ class Communicator:
 
         return self._queue(kernel, [tensor])
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Work:
+    def allreduce(self, tensors: list[torch.Tensor], options=None) -> Work:
         """The sum, in the order of the ranks, on all ranks."""
         assert options is None or options.reduceOp == dist.ReduceOp.SUM
         (tensor,) = tensors
         return self._collect([tensor], tensors, lambda parts: [[_sum(parts)]] * self._size)
 
-    def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def reduce(self, tensors: list[torch.Tensor], options) -> Work:
         """The sum, in the order of the ranks, on the root; other tensors are unchanged."""
         (tensor,), root = tensors, options.rootRank
         taken = tensors if self._rank == root else []
         return self._collect([tensor], taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def broadcast(self, tensors: list[torch.Tensor], options) -> Work:
         """The root's tensor, on all ranks."""
         (tensor,), root = tensors, options.rootRank
         taken = [] if self._rank == root else tensors  # the root's tensor may be read meanwhile

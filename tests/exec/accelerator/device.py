@@ -93,7 +93,7 @@ class Stream:
         self._is_idle = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def launch(self, kernel: Kernel, waits: bool = False, blocks: int = 1) -> threading.Event:
+    def launch(self, kernel: Kernel, waits=False, blocks=1) -> threading.Event:
         """Queue a kernel; the returned event is set when it has run or failed. Blocks while the queue is full.
 
         Args:
@@ -256,7 +256,7 @@ class Device:
         self._streams.append(stream)
         return stream
 
-    def launch(self, kernel: Kernel, name: str = ""):
+    def launch(self, kernel: Kernel, name=""):
         """Queue a computation; inside another one it runs at once. The first with each `name` loads it."""
         if self.compute.is_current:
             kernel()

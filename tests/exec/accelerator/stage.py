@@ -4,12 +4,10 @@ The result of a call is full of NaN until its kernel has run. Calls that give th
 the device first, as a copy from a GPU does.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -30,7 +28,7 @@ class QueuedStage:
     def __init__(self, stage: Stage, device: Device):
         self._stage, self._device, self.index = stage, device, stage.index
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         if name in KERNELS:
             return partial(self._launch, name)
         if name in MESSAGES:
@@ -40,10 +38,10 @@ class QueuedStage:
             self._device.check()
         return getattr(self._stage, name)
 
-    def _launch(self, name: str, *arguments: Any):
+    def _launch(self, name: str, *arguments):
         self._device.launch(lambda: getattr(self._stage, name)(*arguments), name)
 
-    def _message(self, name: str, *arguments: Any) -> torch.Tensor | None:
+    def _message(self, name: str, *arguments) -> torch.Tensor | None:
         if MESSAGES[name] and getattr(self._stage, MESSAGES[name]):
             self._launch(name, *arguments)
             return None

@@ -1,7 +1,5 @@
 """Simulated accelerators with faults or further requirements: plug-ins that a job names by `named`."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

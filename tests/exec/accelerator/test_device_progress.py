@@ -1,7 +1,5 @@
 """Heartbeats of a host with an asynchronous device: it computes, waits for a peer, or makes no progress."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

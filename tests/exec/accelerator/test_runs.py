@@ -1,7 +1,5 @@
 """Training on the simulated accelerator through faults has the losses and states of the calm run over gloo."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import product
@@ -35,7 +33,7 @@ ENDS_SILENTLY = "cut"
 """The kind of fault that NCCL and its simulation do not report; it has its own test."""
 
 
-def small(kind: str = "emulated", **sections: dict) -> PricedJob:
+def small(kind="emulated", **sections: dict) -> PricedJob:
     """3 x 2 workers, whose steps are staggered."""
     membership = {"heartbeat": 0.1, "dead_after": 2.0}
     return job(3, 2, 2, kind=kind, **{"train": {"clip": 1e9, "warmup": 2}, "membership": membership} | sections)

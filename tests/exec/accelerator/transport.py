@@ -3,8 +3,6 @@
 Named in a job, `[membership] transport = "tests.exec.accelerator.transport:Simulated"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -81,12 +79,12 @@ class SimulatedTransport(LaneTransport):
         self._accelerator = accelerator
         super().__init__(plugin, groups)
 
-    def _make(self, name: str, rank: int, size: int, ctas: int | None) -> Any:
+    def _make(self, name: str, rank: int, size: int, ctas: int | None):
         seconds = self._settings.limits.form_timeout
         store = PrefixStore(name, self._store)
         return Communicator(self._accelerator, store, rank, size, self._settings.address, seconds, ctas)
 
-    def _has_failed(self, backend: Any) -> bool:
+    def _has_failed(self, backend) -> bool:
         return bool(backend.has_failed())
 
     def _multiprocessors(self) -> int:

@@ -1,7 +1,5 @@
 """An agent passes messages between its processes and the leader, in order, and starts and kills processes."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -120,7 +118,7 @@ class Node:
         link.socket.settimeout(SOON)
         return link
 
-    def join(self, member: str, incarnation: int = 0) -> Link:
+    def join(self, member: str, incarnation=0) -> Link:
         link = self.connect()
         link.send(Join(member, incarnation))
         self.serve()

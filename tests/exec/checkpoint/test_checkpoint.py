@@ -1,7 +1,5 @@
 """Checkpoints on disk: complete or skipped, without pickles, and readable by any split into stages."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -78,7 +76,7 @@ def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path: Path, place: int = -3):
+def flip(path: Path, place=-3):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(bytes(content))

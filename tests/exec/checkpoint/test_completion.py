@@ -1,7 +1,5 @@
 """Workers copy and write their parts of checkpoints; the leader's runtime completes, finds and removes them."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Runs that resume from a checkpoint: after the loss of a stage, after the end of the launcher, in another shape."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -11,7 +9,6 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -111,7 +108,7 @@ def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(w
     assert result.digests["0.1"].keys() == {1}
 
 
-def small(**train: Any) -> Job:
+def small(**train) -> Job:
     return job(3, 2, 2, train={**EVERY, **train}, planner=PLANNER)
 
 
@@ -142,7 +139,7 @@ def damage_checkpoint(run: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def leave_out_metrics(run: Path, begin: int = 3, end: int = 4):
+def leave_out_metrics(run: Path, begin=3, end=4):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:begin] + lines[end:]))
 

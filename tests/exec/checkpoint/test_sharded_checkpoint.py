@@ -1,7 +1,5 @@
 """Checkpoints of shards and of tensor ranks, written once and read into any other shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

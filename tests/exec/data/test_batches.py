@@ -1,7 +1,5 @@
 """The corpus: reproducible micro-batches, made ahead, and one clear line for unreadable data."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from pathlib import Path
@@ -28,7 +26,7 @@ from recycle.ir.families import one_f_one_b
 from tests.exec.drive import CPU, build_pipeline, small_job
 
 
-def corpus(folder: Path, text: bytes, sequence: int, micro_batch_size: int, seed: int = 0) -> Corpus:
+def corpus(folder: Path, text: bytes, sequence: int, micro_batch_size: int, seed=0) -> Corpus:
     return Corpus(Text(files(folder, text)), sequence, micro_batch_size, seed)
 
 

@@ -1,10 +1,7 @@
 """Samples of megatron-core's GPTDataset, in the order of Megatron-LM's loop; and the data of evaluations."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ SAMPLES = STEPS * D * M * SIZE
 SHAPE = f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n"
 
 
-def toml(**data: Any) -> str:
+def toml(**data) -> str:
     lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in data.items()]
     return (
         f"{SHAPE}[model]\nvocabulary = 100\nsequence = {SEQUENCE}\n"
@@ -35,13 +32,13 @@ def toml(**data: Any) -> str:
     ).replace("'", '"')
 
 
-def batches(**data: Any) -> GptDatasetBatches:
+def batches(**data) -> GptDatasetBatches:
     opened = load_batches(Job.from_toml(toml(**data)))
     assert isinstance(opened, GptDatasetBatches)
     return opened
 
 
-def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int = STEPS):
+def require_samples(ours: Batches, theirs, names: Sequence[str], steps: int = STEPS):
     """Each micro-batch has megatron-core's samples that Megatron-LM's ranks draw."""
     for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, steps).items():
         batch = ours.batch(iteration, micro_batch)

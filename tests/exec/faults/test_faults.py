@@ -1,7 +1,5 @@
 """Faults: their text, refusals, random faults, and the points at which they strike."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -194,7 +192,7 @@ def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iteration
     assert slept == [0.5, 0.5, 0.5, 0.25]
 
 
-def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel: int = 1) -> list[str]:
+def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel=1) -> list[str]:
     """The connection ends that a process receives when the fault strikes."""
     member = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
     injector = start_injector([fault], tensor_parallel, member, store, lambda: None, lambda target, bit: None)

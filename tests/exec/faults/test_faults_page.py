@@ -1,7 +1,5 @@
 """The tables of docs/reference/faults.md state what each kind of fault does to a run; each is struck here."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

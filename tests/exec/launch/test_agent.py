@@ -1,7 +1,5 @@
 """Agents are killed while they train: the run continues to the same bits, also without its leader."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -11,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -40,7 +38,7 @@ MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Pace
 CALM = {"dead_after": 60.0, "transport": "auto"}
 
 
-def small(kind: str = "emulated", **sections: dict) -> Job:
+def small(kind="emulated", **sections: dict) -> Job:
     """Three nodes with a pipeline each."""
     given = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
     return job(3, 2, 2, kind=kind, **given | sections)
@@ -69,7 +67,7 @@ def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: 
     cluster.assert_trained_as(calm_run(_with(of or small(), "membership", **CALM), launch, steps))
 
 
-def _with(of: Job, section: str, **keys: Any) -> Job:
+def _with(of: Job, section: str, **keys) -> Job:
     return msgspec.structs.replace(of, **{section: msgspec.structs.replace(getattr(of, section), **keys)})
 
 

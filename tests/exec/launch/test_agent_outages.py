@@ -1,7 +1,5 @@
 """A frozen etcd or the loss of a member costs no worker, and the losses stay the same."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ LIMITS = {"dead_after": 6.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 """The shortest term that etcd grants: each outage longer than it ends the leases of all agents."""
 
 
-def three_nodes(**limits: object) -> Job:
+def three_nodes(**limits) -> Job:
     given = {"membership": {**LIMITS, **limits}, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
     return job(3, 2, 2, **given)
 

@@ -1,7 +1,5 @@
 """`--resume` continues from the run directory after all agents and their etcd have ended."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.exec.agents import Cluster

@@ -1,10 +1,7 @@
 """Evaluations between iterations: through faults, stops and take-overs to the bits of the calm run."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import pytest
 
@@ -24,7 +21,7 @@ MODES = {"staggered": {"clip": 1e9}, "barrier": {"clip": 1e-3}}
 """`[train]` by whose clipping limit all iterations but the first step so."""
 
 
-def small(kind: str = "emulated", **sections: Any) -> Job:
+def small(kind="emulated", **sections) -> Job:
     return job(3, 2, 2, kind=kind, eval=EVERY_OTHER, **sections)
 
 

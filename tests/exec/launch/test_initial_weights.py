@@ -1,7 +1,5 @@
 """Runs that start from an imported model, through failures, and what is exported of them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
 WITHIN = 1e-5
 
 
-def imported(name: str, folder: Path, **changes: Any) -> Path:
+def imported(name: str, folder: Path, **changes) -> Path:
     """A checkpoint with a tokenizer of 300 tokens."""
     hub_model(name, vocab_size=320, **changes).save_pretrained(folder / "model")
     saved_tokenizer(folder / "model")
@@ -33,7 +31,7 @@ def imported(name: str, folder: Path, **changes: Any) -> Path:
     return folder / "weights"
 
 
-def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: int = 1) -> Job:
+def job_of(weights: Path, pipelines=1, ranks=1, tensor_parallel=1) -> Job:
     path = weights.parent / "job.toml"
     path.write_text(
         f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = 2\ntensor_parallel = {tensor_parallel}\n"

@@ -1,7 +1,5 @@
 """Hosts compare sums, states and replayed work: faulty workers are found, and the bits are the calm run's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ class Scenario:
         return compared(self.pipelines, self.kind, self.integrity, self.copies, **self.sections)
 
 
-def compared(pipelines: int, kind: str, integrity: dict[str, Any], copies: int = 0, **sections: Any) -> PricedJob:
+def compared(pipelines: int, kind: str, integrity: dict[str, Any], copies=0, **sections) -> PricedJob:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
     sections = {"planner": {"seconds": 0.2}} | sections
     config = job(pipelines, 2, 2, kind, integrity=integrity, train=train, **sections)
@@ -83,11 +81,11 @@ def final_states(run: RunResult) -> set[tuple[int, str]]:
     return {item for stages in run.digests.values() for item in stages.items()}
 
 
-def row(name: str, *given: Any, soak: bool = False, **more: Any) -> Any:
+def row(name: str, *given, soak=False, **more):
     return pytest.param(Scenario(*given, **more), id=name, marks=[pytest.mark.soak] * soak)
 
 
-def at(step: int, workers: str = "") -> tuple[Collection[int], str]:
+def at(step: int, workers="") -> tuple[Collection[int], str]:
     return (step,), workers
 
 

@@ -1,7 +1,5 @@
 """The launcher: refuses what cannot work, shows why a start failed, and leaves no process behind whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

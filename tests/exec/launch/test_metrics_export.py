@@ -1,7 +1,5 @@
 """Real runs export their metrics: scraped over HTTP while they train, and sent to an OpenTelemetry collector."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket
@@ -108,7 +106,7 @@ def serving(collector: Collector) -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object):
+        def log_message(self, *_):
             return
 
     server = HTTPServer(("127.0.0.1", 0), Handler)

@@ -1,7 +1,5 @@
 """Layers move in a running job: micro-batches are re-routed at once, layers move later; all bits stay the same."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, field
@@ -33,11 +31,11 @@ CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
 def elastic(
     pipelines: int,
     ranks: int,
-    kind: str = "emulated",
+    kind="emulated",
     steps: int = STEPS,
     every: int | None = None,
-    chunks: int = 1,
-    **model: Any,
+    chunks=1,
+    **model,
 ) -> PricedJob:
     """A job of eight layers, slow enough for a layout to be planned while it trains."""
     more = {"seconds_per_unit": 0.01} if kind == "emulated" else {"hidden": 32, "heads": 2, "sequence": 16}
@@ -135,7 +133,7 @@ class Scenario:
         return sharded(config) if is_sharded else config
 
 
-def row(name: str, *given: Any, states: str = "whole sharded", runs: bool = False, **more: Any) -> list[Any]:
+def row(name: str, *given, states="whole sharded", runs=False, **more) -> list[Any]:
     """A parameter (scenario, whether the optimizer is sharded) for each of these states."""
     marks = [pytest.mark.slow] if runs else [pytest.mark.slow, pytest.mark.soak]
     return [

@@ -1,7 +1,5 @@
 """Three nodes in separate networks, with a member of etcd on each, lose power, their cable, and packets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +30,7 @@ STEPS, UNHURRIED = 80, 2.0
 """Of runs in which an agent is started again, which takes a busy machine a minute, and seconds between iterations."""
 
 
-def large(**limits: object) -> Job:
+def large(**limits) -> Job:
     """Twelve workers, four on each node, so that every stage has hosts on two nodes at least."""
     given = {"membership": LIMITS | limits, "cluster": {"workers_per_node": 4}, "train": {"checkpoint_every": 0}}
     return job(4, 3, 2, **given)
@@ -57,7 +55,7 @@ class Nodes:
             self.cluster.start(node)
         self.cluster.reach_step(2)
 
-    def go_on(self, steps: int = 2):
+    def go_on(self, steps=2):
         """Wait until more steps are committed."""
         self.cluster.reach_step(len(self.cluster.lines("metrics")) + steps)
 

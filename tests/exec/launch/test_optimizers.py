@@ -1,7 +1,5 @@
 """Runs with other optimizers than AdamW, and with groups of parameters: the bits of calm runs, and refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The leader's listening socket: agents connect, reconnect and leave; strangers delay no agent."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time
@@ -76,7 +74,7 @@ class Leader:
     def connect(self, key: bytes = KEY) -> Future[Link]:
         return self._threads.submit(connect_to, *self.address, key, Order | Drained | Refused)
 
-    def agent(self, *messages: Any) -> Link:
+    def agent(self, *messages) -> Link:
         """A connected agent that has said this."""
         asked = self.connect()
         self.until(asked.done)

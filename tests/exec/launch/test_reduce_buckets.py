@@ -1,7 +1,5 @@
 """Runs whose gradients are reduced in buckets: the bits of one bucket, through faults too."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

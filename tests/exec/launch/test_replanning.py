@@ -1,7 +1,5 @@
 """Times that drift: micro-batches leave a slow worker and return to it, and no loss changes by a bit."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -46,7 +44,7 @@ class _Patient(Observer):
     The profile to plan with is written whenever a plan is asked for.
     """
 
-    def __init__(self, directory: Path, since: int = 0):
+    def __init__(self, directory: Path, since=0):
         self.profiles, self.since = directory / "profiles", since
 
     def committed(self, line: dict[str, Any]):
@@ -60,7 +58,7 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], unit: float = UNIT, link: float = 0.0) -> PricedJob:
+def emulated_job(membership: dict[str, Any], unit: float = UNIT, link=0.0) -> PricedJob:
     return job(
         3,
         2,

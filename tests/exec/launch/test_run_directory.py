@@ -1,7 +1,5 @@
 """The run directory, the link to the newest one, its logs on a disk that is full for a while, and the run's key."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """The leader's runtime sends no decision before it is written, and a connecting agent receives the current orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """Runs whose optimizer state is sharded: the bits of runs where every host has all of it, through deaths too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -48,7 +46,7 @@ CHUNKS = {"shape": {"chunks": 2}, "memory": {"limit": 8}, "model": {"layers": 8}
 ELASTIC = {"planner": {"layout": "elastic"}}
 
 
-def buckets(count: int, accumulation: str = "exact") -> dict[str, Any]:
+def buckets(count: int, accumulation="exact") -> dict[str, Any]:
     return {"train": {"accumulation": accumulation, "clip": 0.5, "reduce_buckets": count}}
 
 
@@ -173,7 +171,7 @@ def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch):
 
 
 @cache
-def in_tensor_ranks(tensor_parallel: int = 2) -> PricedJob:
+def in_tensor_ranks(tensor_parallel=2) -> PricedJob:
     """Matrices of several blocks on each tensor rank, so that shards end inside of them."""
     return job(
         3,

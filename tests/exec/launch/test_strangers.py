@@ -1,7 +1,5 @@
 """Strangers at the ports of a run change nothing, and nothing from the network is unpickled."""
 
-from __future__ import annotations
-
 import ast
 import random
 import socket

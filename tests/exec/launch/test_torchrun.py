@@ -1,7 +1,5 @@
 """Schedules without faults under torchrun: real processes, a pair of them started by torch's own launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

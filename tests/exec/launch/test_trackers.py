@@ -1,7 +1,5 @@
 """Experiment trackers show what the run directory says, and their failures do not end the run."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path
@@ -18,7 +16,7 @@ pytest.importorskip("tensorboard")
 LINE = {"step": 0, "loss": 2.5, "grad_norm": 1.0, "tokens_per_second": 512.0, "live_workers": 4, "period_error": None}
 
 
-def shown(folder: Path) -> Any:
+def shown(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = EventAccumulator(str(folder))
@@ -26,11 +24,11 @@ def shown(folder: Path) -> Any:
     return result
 
 
-def curve(result: Any, name: str) -> dict[int, float]:
+def curve(result, name: str) -> dict[int, float]:
     return {event.step: event.value for event in result.Scalars(name)}
 
 
-def notes(result: Any) -> list[str]:
+def notes(result) -> list[str]:
     return [event.tensor_proto.string_val[0].decode() for event in result.Tensors("events/text_summary")]
 
 
@@ -49,7 +47,7 @@ def test_tensorboard_shows_every_step_and_what_happened(launch):
     assert any("recovered in" in note for note in notes(result))
 
 
-def trackers(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Trackers:
+def trackers(folder: Path, warned: list[str], first=0, **section) -> Trackers:
     return Trackers(job(2, 2, 2, logging={"tensorboard": True, **section}), folder, first, warned.append)
 
 

@@ -1,7 +1,5 @@
 """A leader that a test drives: messages in, actions out, on a clock that only the test moves."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -56,7 +54,7 @@ KILLED = "killed by SIGKILL"
 A = TypeVar("A")
 
 
-def run_of(config: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
+def run_of(config: PricedJob, steps=9, homes: Mapping[Worker, int] | None = None, **more) -> RunDescription:
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
     homes = homes or dict.fromkeys(config.shape.workers(), 0)
     return RunDescription(job=config, steps=steps, initial=Hosts.at_start(config, None), homes=homes, **more)
@@ -86,12 +84,12 @@ class LeaderDriver:
     def __init__(
         self,
         config: PricedJob,
-        steps: int = 9,
+        steps=9,
         *,
         begin: Begin | None = None,
         running: Collection[str] = (),
-        is_connected: bool = True,
-        **run: Any,
+        is_connected=True,
+        **run,
     ):
         self.job, self.now = config, 1000.0
         self.actions = []
@@ -114,7 +112,7 @@ class LeaderDriver:
 
     # Agents.
 
-    def connect(self, node: int, is_new: bool = False, messages: Sequence[FromWorker] = ()):
+    def connect(self, node: int, is_new=False, messages: Sequence[FromWorker] = ()):
         """The agent of a node connects, or another one does, which has started no process yet.
 
         Args:
@@ -142,7 +140,7 @@ class LeaderDriver:
             for member in members_of([worker], self.job.grid.tensor_parallel):
                 self.say(member, Ready(start.incarnation))
 
-    def end(self, worker: Worker, how: str, lines: str = ""):
+    def end(self, worker: Worker, how: str, lines=""):
         """The worker's latest process ends."""
         for node, processes in self.processes.items():
             process = processes.get(worker)
@@ -202,7 +200,7 @@ class LeaderDriver:
 
     # What happens.
 
-    def take(self, message: Any):
+    def take(self, message):
         """Give the leader a message and do what it asks for. Raises what it fails with."""
         for action in self.leader.take(self.now, message):
             self.actions.append(action)
@@ -226,7 +224,7 @@ class LeaderDriver:
         """A process says something, about the present generation."""
         self.take(FromWorker(member, message, self.record.generation))
 
-    def tick(self, seconds: float = TICK, beats: int = 1):
+    def tick(self, seconds: float = TICK, beats=1):
         """Let time pass, in which so many heartbeats come, then have the leader decide; again at once where it has got
         an answer."""
         self.now += seconds
@@ -279,7 +277,7 @@ class LeaderDriver:
         self.form()
         assert self.phase is Phase.RUNNING
 
-    def report(self, norm: float = 1e-06, states: int | None = None):
+    def report(self, norm=1e-06, states: int | None = None):
         """All workers report the next iteration; each hosts the stage of its rank.
 
         Args:
@@ -302,19 +300,19 @@ LIVE = ["0.0", "1.0"]
 FACTS = Commit(4, 1.5, 0.25, 1.0)
 
 
-def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more: Any) -> GenerationRecord:
+def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more) -> GenerationRecord:
     roles = {worker: worker for worker in LIVE}
     return GenerationRecord(
         3, LIVE, roles, "plan", list(joins), {"barrier": 7.0}, committed=commit.step, commit=commit, **more
     )
 
 
-def cursor_of(config: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
+def cursor_of(config: GenerationRecord, phase: PersistedPhase, **more) -> Cursor:
     return Cursor(config.generation, phase, **config.progress(), **more)
 
 
 def follow(
-    before: GenerationRecord, phase: PersistedPhase | None = "proposed", cursor: Cursor | None = None, **run: Any
+    before: GenerationRecord, phase: PersistedPhase | None = "proposed", cursor: Cursor | None = None, **run
 ) -> LeaderDriver:
     """A leader that finds this record, and a cursor in this phase; None for a cursor of an earlier generation."""
     if cursor is None:

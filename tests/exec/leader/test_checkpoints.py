@@ -1,9 +1,5 @@
 """Which commits are kept, when a checkpoint is complete, and when it is given up."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -28,7 +24,7 @@ SECTION = {"checkpoint_every": 2, "checkpoint_keep": 2}
 class Kept:
     """The checkpoints of a job of 2 x 2; stage 0 is written by worker 0.0 and stage 1 by worker 1.1."""
 
-    def __init__(self, tensor_parallel: int = 1, **section: Any):
+    def __init__(self, tensor_parallel=1, **section):
         given = {"pipelines": 2, "ranks": 2, "micro_batches": 2, "tensor_parallel": tensor_parallel}
         self.job = job(2, 2, 2, shape=given, train=SECTION | section)
         self.outbox = Outbox()
@@ -40,18 +36,18 @@ class Kept:
         pending = self.checkpoints.pending
         return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
 
-    def commit(self, step: int, last: bool = False, record: GenerationRecord = RECORD) -> Commit:
+    def commit(self, step: int, last=False, record: GenerationRecord = RECORD) -> Commit:
         """Commit a step."""
         commit = Commit(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.checkpoints.due(step, last))
         self.checkpoints.committed(commit, record, Hosts.at_start(self.job, None))
         return commit
 
-    def save(self, step: int, *stages: int, rank: int = 0, worker: str = "0.0", **saved: Any):
+    def save(self, step: int, *stages: int, rank=0, worker="0.0", **saved):
         """Parts of a checkpoint are written."""
         for stage in stages:
             self.checkpoints.take(worker, SavedPart(step, stage, rank, Saved(**saved)))
 
-    def tick(self, committed: int, *live: str, after: float = 0.0, verified: Verified | None = None) -> list[Action]:
+    def tick(self, committed: int, *live: str, after=0.0, verified: Verified | None = None) -> list[Action]:
         """The actions of a tick, and of what came before it.
 
         Args:

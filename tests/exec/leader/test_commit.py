@@ -1,7 +1,5 @@
 """What reports amount to, how the next iteration steps, which state is gone back to, and the line of metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The start of a run, the way back to a checkpoint after a stage was lost, and the end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -39,12 +37,12 @@ STORED = StoredCheckpoint(3, Commit(3, 1.5, 0.25, 1.0), has_metrics=True)
 STAGE_1 = [Worker(0, 1), Worker(1, 1)]
 
 
-def begun(begin: Begin | None = None, **run: Any) -> LeaderDriver:
+def begun(begin: Begin | None = None, **run) -> LeaderDriver:
     """Two pipelines of two stages, whose workers are about to be started."""
     return LeaderDriver(job(2, 2, 2, membership=LIMITS), begin=begin, **run)
 
 
-def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, int | None]]:
+def started(driver: LeaderDriver, since=0) -> dict[str, tuple[int, int, int | None]]:
     """Worker -> incarnation, generation before and step restored, of the processes that were started."""
     asked = driver.ordered(Start)[since:]
     return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
@@ -199,7 +197,7 @@ def test_restore_waits_for_a_checkpoint_in_completion():
 ENDING = {"heartbeat": 0.5, "dead_after": 2.0, "hung_after": 2.0, "hung_factor": 1.0, "grace": 8.0}
 
 
-def running(steps: int = 1, **sections: dict[str, Any]) -> LeaderDriver:
+def running(steps=1, **sections: dict[str, Any]) -> LeaderDriver:
     driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps)
     driver.start_and_form()
     return driver
@@ -213,7 +211,7 @@ def finished(**sections: dict[str, Any]) -> LeaderDriver:
     return driver
 
 
-def leave_state(driver: LeaderDriver, name: str, digest: str = "same"):
+def leave_state(driver: LeaderDriver, name: str, digest="same"):
     driver.say(name, FinalState({Worker.parse(name).rank: digest}))
 
 

@@ -1,7 +1,5 @@
 """Deadlines of silent and stuck workers, and the choice between two workers that are cut off."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -27,7 +25,7 @@ def config():
 class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, config: PricedJob, is_starting: bool = False):
+    def __init__(self, config: PricedJob, is_starting=False):
         self.detector, self._is_starting = FailureDetector(config, runs_script=is_starting), is_starting
         self.now, self.beats = 100.0, 0
 

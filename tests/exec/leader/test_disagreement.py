@@ -1,7 +1,5 @@
 """Hosts with different numbers: the odd workers, and the leader's decisions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -28,7 +26,7 @@ from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 
-def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
+def report(*norms: float, checksum=1, loss: float | None = None, common: float | None = None) -> Report:
     """Of a host of stage 0."""
     replicated = {} if common is None else {0: [common]}
     return Report({0: list(norms)}, loss, replicated=replicated, checksums={0: checksum})
@@ -100,7 +98,7 @@ def test_minority_state_is_odd_and_its_bit_is_found():
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
 
 
-def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
+def of_shards(*, holds: bool, state=1, parameters=1) -> Report:
     """Of a host of stage 0 that holds its only shard, or does not."""
     norms, states = {PARAMETERS: []}, {PARAMETERS: (parameters, 0)}
     return Report(norms | ({0: [1.0]} if holds else {}), None, states=states | ({0: (state, 0)} if holds else {}))
@@ -135,7 +133,7 @@ CHECKED = Checked(1, MicroBatch(2, 3))
 WORK = Voted(CHECKED)
 
 
-def made(activation: int, gradient: int = 5, weights: int = 7) -> MicroBatchChecksums:
+def made(activation: int, gradient=5, weights=7) -> MicroBatchChecksums:
     return MicroBatchChecksums(Checksum(activation, 0), Checksum(gradient, 0), Checksum(weights, 0))
 
 

@@ -1,7 +1,5 @@
 """What counts as drift: clocks of the workers and times of messages against the profile that was planned with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec
@@ -40,7 +38,7 @@ def iteration(
     factors: dict[Worker, float] | None = None,
     stages: dict[int, float] | None = None,
     without: tuple[Worker, ...] = (),
-    unit: float = 1.0,
+    unit=1.0,
 ) -> ComputeTimes:
     """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
     report = {}
@@ -176,8 +174,8 @@ SLOW_LINK = Worker(1, 0), Worker(1, 1)
 
 def sent_messages(
     factors: dict[tuple[Worker, Worker], float] | None = None,
-    waited: float = 0.02,
-    every: float = 1.0,
+    waited=0.02,
+    every=1.0,
 ) -> ComputeTimes:
     """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
     result = {}

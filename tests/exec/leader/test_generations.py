@@ -1,7 +1,5 @@
 """The leader's decisions after reports, broken connections, silence and deadlines, and the next leader's start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -127,7 +125,7 @@ LIMITS = {
 LATE = Worker(1, 1)
 
 
-def proposed(steps: int = 9, *, sections: dict[str, dict[str, Any]] | None = None, **run: Any) -> LeaderDriver:
+def proposed(steps=9, *, sections: dict[str, dict[str, Any]] | None = None, **run) -> LeaderDriver:
     """Six workers of two stages, whose first generation is proposed."""
     driver = LeaderDriver(job(3, 2, 2, membership=LIMITS, **(sections or {})), steps, **run)
     driver.start()

@@ -1,7 +1,5 @@
 """Holdings of workers, lost units, and the copies that a plan needs; for units and shards."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import msgspec

@@ -1,9 +1,6 @@
 """Membership: absent agents, leaving workers, and rejoining workers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +30,7 @@ from tests.exec.leader.driver import KILLED, LeaderDriver, cursor_of, follow, re
 from tests.exec.runs import job
 
 
-def on_two_nodes(**run: Any) -> LeaderDriver:
+def on_two_nodes(**run) -> LeaderDriver:
     """Three pipelines of two stages that train; worker 1.1 is alone on node 1."""
     shaped = job(3, 2, 2)
     driver = LeaderDriver(shaped, homes=dict.fromkeys(shaped.shape.workers(), 0) | {Worker(1, 1): 1}, **run)

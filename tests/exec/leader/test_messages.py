@@ -1,7 +1,5 @@
 """What the leader, processes and agents say to each other: no message is missed, and none counts twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -141,7 +139,7 @@ class Agent:
         driver.take = self.take
         self._driver = driver
 
-    def take(self, message: Any):
+    def take(self, message):
         for messages in [message] if isinstance(message, FromWorker) else getattr(message, "said", []):
             self.words.take(messages)
         self._take(message)
@@ -185,7 +183,7 @@ def test_next_leader_commits_what_was_reported_to_the_last(step):
     assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
 
 
-def committed(step: int, generation: int = 4) -> Committed:
+def committed(step: int, generation=4) -> Committed:
     return Committed(generation, Commit(step, 1.5, 0.25, 1.0))
 
 
@@ -195,11 +193,11 @@ class Node:
     def __init__(self):
         self.words = UnansweredMessages()
 
-    def says(self, *messages: WorkerMessage, member: str = "0.0", generation: int = 0):
+    def says(self, *messages: WorkerMessage, member="0.0", generation=0):
         for message in messages:
             self.words.take(FromWorker(member, message, generation))
 
-    def remembered(self, member: str = "0.0") -> list[WorkerMessage]:
+    def remembered(self, member="0.0") -> list[WorkerMessage]:
         return [messages.message for messages in self.words.messages() if messages.member == member]
 
 

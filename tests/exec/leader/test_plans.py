@@ -1,7 +1,5 @@
 """Which plan the live workers run next, and when they change to a better one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -98,7 +96,7 @@ SLOW, UNIT = Worker(1, 1), 0.015
 NOBODY: frozenset[Worker] = frozenset()
 
 
-def drifting(drift: float = 0.5) -> PricedJob:
+def drifting(drift=0.5) -> PricedJob:
     sections = {"model": {"seconds_per_unit": UNIT}, "membership": {"drift": drift}}
     return job(3, 2, 4, memory={"limit": 4}, **sections)
 
@@ -124,12 +122,12 @@ def plan(job: PricedJob, digest: str, compared: float | None = None) -> Prepared
 class SlowRun:
     """A job whose worker `SLOW` is three times as slow as the others from the start."""
 
-    def __init__(self, job: PricedJob, *, is_own: bool = False):
+    def __init__(self, job: PricedJob, *, is_own=False):
         self.job, self.outbox, self._step = job, Outbox(), 0
         self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
         self.plans.adopt(NOBODY, plan(job, "first"), {})
 
-    def iterate(self, *dead: Worker, steps: int = 1, factor: float = 3.0) -> list[Action]:
+    def iterate(self, *dead: Worker, steps=1, factor=3.0) -> list[Action]:
         """Iterations without the dead workers; the actions."""
         for _ in range(steps):
             self.plans.observe(frozenset(dead), self._step, times_of(self.job, factor, *dead))

@@ -1,7 +1,5 @@
 """Models of megatron-core's own layers, as a user's provider builds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

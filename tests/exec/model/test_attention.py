@@ -1,9 +1,5 @@
 """Built-in models with fields of `[model.config]` about attention, against megatron-core's own layers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -93,7 +89,7 @@ def test_stages_between_the_ends_read_masks():
     assert len({run_pipelines([build_pipeline(job)], 0, 2) for job in jobs}) == 1
 
 
-def unmasked(job: Any) -> Any:
+def unmasked(job):
     from tests.exec.model.megatron_models import packed
 
     batch = packed(job)

@@ -1,7 +1,5 @@
 """The split backward on megatron-core layers, whole or bucket by bucket: same bits, nothing left out in silence."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -69,7 +67,7 @@ class Pair(torch.nn.Module):
         return self.second(torch.tanh(self.first(inputs)[0]))[0]
 
 
-def inputs(seed: int = 0) -> torch.Tensor:
+def inputs(seed=0) -> torch.Tensor:
     return torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 

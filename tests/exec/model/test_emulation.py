@@ -1,7 +1,5 @@
 """Emulated stages: the profile's time, and contents that show exactly-once and misrouted messages."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

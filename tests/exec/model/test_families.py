@@ -1,7 +1,5 @@
 """Llama, Qwen and Mixtral: forwards and gradients of a plain reference, and the same bits however they are computed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -62,7 +60,7 @@ MODELS = {
 }
 
 
-def family_job(model: dict[str, Any], **sections: Any) -> Job:
+def family_job(model: dict[str, Any], **sections) -> Job:
     return small_job(model=SMALL | model, **sections)
 
 
@@ -153,7 +151,7 @@ def test_fused_operations_have_the_bits_of_megatrons(name, precision, monkeypatc
     assert [name for name in plain[1] if not torch.equal(fused[1][name], plain[1][name])] == []
 
 
-def iterate(tested_job: Any) -> tuple[float, dict[str, torch.Tensor]]:
+def iterate(tested_job) -> tuple[float, dict[str, torch.Tensor]]:
     stages = build_pipeline(tested_job)
     sharpened(stages)
     loss = run_pipelines([stages], 0, 1)
@@ -167,7 +165,7 @@ class Linear(DelayedLinear):
     """The constructor and result of megatron-core's wrappers around Transformer Engine's linear layers."""
 
     def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_: Any
+        self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_
     ):
         assert config.delay_wgrad_compute
         super().__init__(input_size, output_size, bias)
@@ -190,7 +188,7 @@ class Backend(LocalSpecProvider):
 
     row_parallel_linear = column_parallel_linear
 
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+    def layer_norm(self, rms_norm=False, for_qk=False) -> type:
         return Norm
 
 

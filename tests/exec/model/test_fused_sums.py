@@ -3,8 +3,6 @@
 Triton comes with torch's builds for GPUs; elsewhere these tests need `pip install triton`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

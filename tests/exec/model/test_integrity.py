@@ -1,7 +1,5 @@
 """Checksums of states and of replayed work, and bits flipped on purpose that show in them."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums of gradients, exact in any order, and AdamW on flat parameters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -265,7 +263,7 @@ CPU = torch.device("cpu")
 ADDENDS = 18
 
 
-def addends(count: int = ADDENDS, size: int = 10_000) -> list[torch.Tensor]:
+def addends(count: int = ADDENDS, size=10_000) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(size, generator=generator) * 10.0 ** -(place % 5) for place in range(count)]
 

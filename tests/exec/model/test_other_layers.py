@@ -1,7 +1,5 @@
 """Layers that are not megatron-core's, split along the graph or by themselves: what goes to W, and the same bits."""
 
-from __future__ import annotations
-
 import gc
 import queue
 import weakref
@@ -46,7 +44,7 @@ class Bare(nn.Module):
         return self.compute(self, inputs)
 
 
-def once(model: nn.Module, inputs: torch.Tensor, whole: bool = False) -> tuple[Any, list[str], list[str]]:
+def once(model: nn.Module, inputs: torch.Tensor, whole=False) -> tuple[Any, list[str], list[str]]:
     """Gradients of the input and of all parameters; the names of those in I; of those in W."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     gradients = Gradients()
@@ -143,13 +141,13 @@ def weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
 
 class Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
+    def forward(ctx, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.delays = delays
         return torch.matmul(inputs, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         inputs, weight = ctx.saved_tensors
         ctx.delays.context.put([[inputs, gradient], weight_gradient])
         return gradient.matmul(weight), None, None
@@ -160,7 +158,7 @@ class DelayedLinear(nn.Linear):
 
     fuse_wgrad_accumulation = False
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True):
+    def __init__(self, inputs: int, outputs: int, bias=True):
         super().__init__(inputs, outputs, bias)
         self.wgrad_store = Delays()
 

@@ -1,9 +1,5 @@
 """Provided models, data and losses: the bits of recycle's own where these are equal, and refusals."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 import pytest
 import torch
@@ -30,7 +26,7 @@ pytestmark = pytest.mark.slow
 OWN = {"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "layers": 2}
 
 
-def with_keys(job: Job, section: str, **keys: Any) -> Job:
+def with_keys(job: Job, section: str, **keys) -> Job:
     return msgspec.structs.replace(job, **{section: msgspec.structs.replace(getattr(job, section), **keys)})
 
 
@@ -43,7 +39,7 @@ def drawn_by_name(job: Job, first: int, last: int, **ends: bool) -> nn.Module:
     return module
 
 
-def own_job(**sections: Any) -> Job:
+def own_job(**sections) -> Job:
     return small_job(model=OWN | sections.pop("model", {}), **sections)
 
 
@@ -58,7 +54,7 @@ def starts(job: Job) -> list[int]:
     return [sum(layers[:stage]) for stage in range(len(layers))]
 
 
-def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
+def losses(job: Job, family=one_f_one_b, **given) -> list[float]:
     return run(family(job.shape), job, steps=3, **given).losses
 
 
@@ -178,7 +174,7 @@ def test_provided_loss_returns_sum_and_count():
     assert losses(job, loss=twice)[0] == 2 * losses(job)[0]
 
 
-def bad_sum(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> Any:
+def bad_sum(output: torch.Tensor, batch: dict[str, torch.Tensor]):
     return output.mean()
 
 

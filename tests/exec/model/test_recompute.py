@@ -1,10 +1,7 @@
 """Variants of the forward: recomputation, dropout, bf16, evaluation."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -168,11 +165,11 @@ def test_device_without_bf16_is_refused(monkeypatch):
 BATCHES = [MicroBatch(0, 0), MicroBatch(0, 1)]
 
 
-def evaluated_job(ranks: int = 2, **sections: Any) -> Job:
+def evaluated_job(ranks=2, **sections) -> Job:
     return msgspec.structs.replace(small_job(1, ranks, 2, **sections), evaluation=EvalSection(every=1))
 
 
-def losses(stages: list[MegatronStage], batch: int = 0) -> list[tuple[float, float]]:
+def losses(stages: list[MegatronStage], batch=0) -> list[tuple[float, float]]:
     """Of one batch of an evaluation, pipelined one micro-batch after the other."""
     for stage in stages:
         stage.begin_evaluation(batch)

@@ -1,7 +1,5 @@
 """Units and shards of a stage: norms, steps and names of shards; units that stay while the model is repartitioned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """MegatronStage: the same bits however the model is split, the backward is split, and the work is routed."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref
@@ -31,7 +29,7 @@ BATCH = MicroBatch(0, 0)
 FAST = {"accumulation": "fast"}
 
 
-def begin(stages: Sequence[MegatronStage], step: int = 0):
+def begin(stages: Sequence[MegatronStage], step=0):
     for stage in stages:
         stage.begin_iteration(step)
 

@@ -1,7 +1,5 @@
 """Tensor parallelism: a worker is T processes that hold a part of each weight, compute together and fail as one."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ from tests.exec.runs import deaths, figures, job, kinds, live_workers, of_kind, 
 STEPS = 5
 
 
-def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
+def gpt(pipelines=2, ranks=2, micro_batches=2, tensor_parallel=2, **sections) -> Job:
     shape = {"tensor_parallel": tensor_parallel} | sections.pop("shape", {})
     return job(pipelines, ranks, micro_batches, "gpt", shape=shape, memory={"limit": 8}, **sections)
 

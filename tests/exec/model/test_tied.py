@@ -1,7 +1,5 @@
 """Several stages per worker, and stages that share the embedding: the bits of one process that holds the model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -28,9 +26,7 @@ STEPS = 5
 SHARED = "embedding.word_embeddings.weight"
 
 
-def tied(
-    pipelines: int, ranks: int, micro_batches: int, chunks: int = 1, placement: str = "loop", **train: object
-) -> Job:
+def tied(pipelines: int, ranks: int, micro_batches: int, chunks=1, placement="loop", **train) -> Job:
     return job(
         pipelines,
         ranks,

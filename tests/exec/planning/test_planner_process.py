@@ -1,7 +1,5 @@
 """Planner processes that end or hang cost time and never an answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -40,7 +38,7 @@ def started(monkeypatch):
     ids = []
 
     class Noted(planner_process.Child):
-        def __init__(self, *arguments: Any, **options: Any):
+        def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             ids.append(self.process.pid)
 
@@ -57,7 +55,7 @@ class Answers:
         self.planned = {}
         self.warnings = []
 
-    def ask(self, *failed: Worker, moves: bool = False) -> Question:
+    def ask(self, *failed: Worker, moves=False) -> Question:
         """Ask for the plan without the failed workers that is needed now, or for one for which workers may move."""
         question = Question(frozenset(failed), is_urgent=not moves, moves=moves)
         self._service.ask(question)
@@ -126,7 +124,7 @@ def test_process_that_dies_or_hangs_is_replaced_and_asked_again(sent, serve, sta
     assert plans.warnings == []
 
 
-def deadly_planner(*arguments: Any, **known: Any) -> str:
+def deadly_planner(*arguments, **known) -> str:
     """Plans in the process of the tests, and kills every other one."""
     if str(os.getpid()) != os.environ[TEST_PROCESS]:
         os.kill(os.getpid(), signal.SIGKILL)

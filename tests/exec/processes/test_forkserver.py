@@ -1,7 +1,5 @@
 """A fork server forks workers and keeps the id and the exit code of each until it is reaped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

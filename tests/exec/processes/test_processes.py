@@ -1,7 +1,5 @@
 """How the workers of a machine end: noticed at once, reported once; open files; and the waker."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

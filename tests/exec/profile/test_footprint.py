@@ -1,11 +1,8 @@
 """Profile, analytic model and limits count the memory that torch allocates for a worker's iterations."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -56,11 +53,11 @@ class Echo(GroupTransport):
     def gather(self, stage: int, parts: Sequence[torch.Tensor]):
         return
 
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int):
         tensor.fill_(1e-3)
         return self
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int):
         return self
 
     def wait(self):

@@ -1,11 +1,8 @@
 """The profiler: bytes equal closed forms, times are consistent, and runs plan with the figures."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -137,7 +134,7 @@ class Delayed(Staged):
 
 
 class DelayedTransport(StagedTransport):
-    def _start_send(self, peer: Any, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer, tensor: torch.Tensor, tag: int):
         time.sleep(SECONDS)
         return super()._start_send(peer, tensor, tag)
 

@@ -1,7 +1,5 @@
 """Connections between two processes: cut, broken by the kernel, and listed; delays of emulated and faulty links."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """gloo's transport: memory of messages, emulated links, sums of buckets during computation, and sums of shards."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -131,7 +129,7 @@ def simulated(settings: TransportSettings, groups: GroupsOfGeneration) -> GroupT
     return OwnDevice(settings, Device(eager=True))._form(groups)
 
 
-def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies: int = 0) -> list[Any]:
+def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies=0) -> list[Any]:
     """The transports of hosts of one stage, with `copies` owners of each shard."""
     hosts = [Worker(k, 0) for k in range(count)]
     settings = TransportSettings(HashStore())
@@ -174,14 +172,14 @@ def test_bucket_is_summed_before_its_hosts_wait_for_it(make):
 class Counting:
     """A group that counts the bytes that it sends."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group):
         self._group, self.sent = group, 0
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int):
         self.sent += sum(tensor.nbytes for tensor in tensors)
         return self._group.send(tensors, peer, tag)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(self._group, name)
 
 

@@ -3,8 +3,6 @@
 The processes are threads of this one, with a simulated device each (tests/exec/accelerator).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -44,7 +42,7 @@ SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store: Any, device: Limits, **limits: float):
+    def __init__(self, store, device: Limits, **limits: float):
         settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
         self.formed = []

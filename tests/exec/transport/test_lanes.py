@@ -3,8 +3,6 @@
 The workers are threads of this process, with a simulated device each (tests/exec/accelerator).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,10 +41,10 @@ class Process:
 
     def __init__(
         self,
-        store: Any,
+        store,
         schedule: Schedule,
         role: Worker,
-        joins: Any,
+        joins,
         connections: int | None = None,
         limits: Limits = Limits(),  # noqa: B008  (immutable)
         form_timeout: float = LATE,

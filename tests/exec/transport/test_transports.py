@@ -3,8 +3,6 @@
 They run on gloo's transport and on NCCL's, a communicator per lane, over the simulated accelerator.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -38,9 +36,7 @@ def workers():
         yield started
 
 
-def adaptive(
-    pipelines: int = 3, ranks: int = 2, micro_batches: int = 3, vector: tuple[int, ...] = (0, 1), chunks: int = 1
-) -> Schedule:
+def adaptive(pipelines=3, ranks=2, micro_batches=3, vector: tuple[int, ...] = (0, 1), chunks=1) -> Schedule:
     """A plan for dead workers, with lanes that cross pipelines; by default for 3 x 2 workers, 1.1 dead."""
     planned = Job.from_toml(
         f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\nchunks = {chunks}\n"

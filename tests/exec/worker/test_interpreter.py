@@ -1,7 +1,5 @@
 """The interpreter: reduces never deadlock, and halves of an overlapped pair run concurrently."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator
@@ -103,7 +101,7 @@ class Streamed(Device):
         self.main, self.side = self.compute, self.draw()
 
     @contextmanager
-    def on_other_stream(self, tensors: object) -> Iterator[None]:
+    def on_other_stream(self, tensors) -> Iterator[None]:
         before = self.main.launch(lambda: None)
         self.side.launch(before.wait)
         self.compute = self.side
@@ -120,7 +118,7 @@ class Streamed(Device):
 class Nowhere:
     """The transport of a worker that is alone."""
 
-    def begin(self, *_: object):
+    def begin(self, *_):
         return
 
 
@@ -135,13 +133,13 @@ class Meeting:
         self.running = 0
         self.most = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return lambda *_: None
 
-    def forward(self, micro_batch: MicroBatch, _: object):
+    def forward(self, micro_batch: MicroBatch, _):
         self._run(f"F{micro_batch.index}")
 
-    def backward(self, micro_batch: MicroBatch, _: object):
+    def backward(self, micro_batch: MicroBatch, _):
         self._run(f"B{micro_batch.index}")
 
     def _run(self, name: str):
@@ -153,7 +151,7 @@ class Meeting:
         self.running -= 1
 
 
-def interpreted(stage: Any, device: Streamed, with_streams: bool) -> Interpreter:
+def interpreted(stage, device: Streamed, with_streams: bool) -> Interpreter:
     """Run an iteration of a program of one stage on the device."""
     instructions = [parse_instruction(text, one_pipeline=True) for text in PROGRAM]
     stages = {0: cast(Stage, QueuedStage(stage, device))}

@@ -1,7 +1,5 @@
 """A process's side of the protocol: generations, waits, messages and interrupts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -42,7 +40,7 @@ def propose(generation: int, *live: str) -> Propose:
     return Propose(GenerationRecord(generation, list(live), roles, "plan", incarnations={"0.1": 2}))
 
 
-def state_after(*messages: LeaderMessage, incarnation: int = 2) -> MemberState:
+def state_after(*messages: LeaderMessage, incarnation=2) -> MemberState:
     state = MemberState("0.1", incarnation)
     for message in messages:
         state.take(message)
@@ -137,7 +135,7 @@ class Process:
     def _interrupt(self):
         self.interrupts += 1
 
-    def does(self, action: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
+    def does(self, action: Callable[..., _Value], *arguments) -> Future[_Value]:
         return self._thread.submit(action, *arguments)
 
     def begin(self, generation: int, *live: str):

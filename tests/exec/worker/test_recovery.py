@@ -1,7 +1,5 @@
 """Runs through kills, with redundant forwards and replays, and plans from files or proposals."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Staggered steps on real processes have the bits of the barrier, also when steps are undone."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

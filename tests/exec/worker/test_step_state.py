@@ -1,7 +1,5 @@
 """Steps of a worker's stages: ahead of commits, undone, caught up; and snapshots that hosts compare."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +47,7 @@ def train(stages: Sequence[Stage], updates: StepState, step: int):
     updates.mark_reduced(step)
 
 
-def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool = False):
+def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead=False):
     """One iteration and its steps."""
     train(stages, updates, step)
     for index in (0, 1):

@@ -1,7 +1,5 @@
 """A worker's log of executed instructions: its iterations, its size, and training that never waits for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -29,7 +27,7 @@ SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 class At:
     """A mark that the device has reached, or not yet."""
 
-    def __init__(self, seconds: float, reached: bool = True):
+    def __init__(self, seconds: float, reached=True):
         self._seconds, self.is_reached = seconds, reached
 
     def reached(self) -> bool:

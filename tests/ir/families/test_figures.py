@@ -1,7 +1,5 @@
 """Figures of the families: closed forms where there are any, and what others have published."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -36,7 +34,7 @@ class Form:
     options: Callable[[int, int], dict[str, Any]] = lambda ranks, micro_batches: {}
 
 
-def sizes(*pairs: tuple[int, int], chunks: int = 1) -> list[Size]:
+def sizes(*pairs: tuple[int, int], chunks=1) -> list[Size]:
     return [(ranks, micro_batches, chunks) for ranks, micro_batches in pairs]
 
 

@@ -1,7 +1,5 @@
 """Orders of the families: as in the papers and in torch (of Megatron: test_megatron_table), and refused shapes."""
 
-from __future__ import annotations
-
 import re
 import time
 from types import SimpleNamespace

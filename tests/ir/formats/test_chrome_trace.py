@@ -1,7 +1,5 @@
 """Chrome traces of schedules show the simulated times; damaged files are refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict
@@ -139,7 +137,7 @@ def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path):
 # What is refused
 
 
-def altered(change: Any) -> bytes:
+def altered(change) -> bytes:
     content = file(one_f_one_b(Shape(1, 2, 2)))
     change(content)
     return json.dumps(content).encode()
@@ -149,7 +147,7 @@ def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
     return next(event for event in content["traceEvents"] if event["name"] == name)
 
 
-def slice_with(name: str, **entries: Any) -> bytes:
+def slice_with(name: str, **entries) -> bytes:
     """The file with entries of one slice's args replaced."""
     return altered(lambda content: slice_of(content, name)["args"].update(entries))
 

@@ -72,11 +72,11 @@ def megatron():
     return Megatron(*map(importlib.import_module, names))
 
 
-def file(**entries: Any) -> bytes:
+def file(**entries) -> bytes:
     return json.dumps({"format": "megatron-schedule-table", "version": 1, **entries}).encode()
 
 
-def read(**entries: Any) -> Schedule:
+def read(**entries) -> Schedule:
     return megatron_table.loads(file(**entries), "table.json")
 
 
@@ -131,7 +131,7 @@ def test_a_table_that_megatron_would_not_make_is_refused_by_place(content, messa
         megatron_table.loads(content, "t.json")
 
 
-def changed(worker: str, program: str, **keywords: Any) -> Schedule:
+def changed(worker: str, program: str, **keywords) -> Schedule:
     """Interleaved 1F1B on two ranks of two chunks with one program replaced."""
     schedule = interleaved(Shape(1, 2, 2, 2))
     return Schedule.from_text(schedule.shape, {**schedule.text(), worker: program}, **keywords)

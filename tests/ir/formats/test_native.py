@@ -1,7 +1,5 @@
 """Schedule files: formats read back, golden files stay as they are, and damaged or hostile files are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import replace
@@ -56,7 +54,7 @@ def test_the_golden_file_is_read_and_written_byte_for_byte(name):
     assert Schedule.loads(text, name).dumps() == text
 
 
-def document(**changes: object) -> str:
+def document(**changes) -> str:
     built = json.loads(one_f_one_b(Shape(1, 2, 2)).dumps())
     built.update(changes)
     return json.dumps({key: value for key, value in built.items() if value is not ...})

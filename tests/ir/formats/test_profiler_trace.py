@@ -1,7 +1,5 @@
 """Traces of torch's profiler, written by torch's pipeline runtime on two processes, give the schedules that it ran."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3
@@ -97,7 +95,7 @@ def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled):
         formats.read(profiled / "unlabelled")
 
 
-def label(text: str, begin: float, **entries: Any) -> dict[str, Any]:
+def label(text: str, begin: float, **entries) -> dict[str, Any]:
     return {"ph": "X", "cat": "user_annotation", "name": f"PP:{text}", "pid": 0, "ts": begin, "dur": 1.0, **entries}
 
 

@@ -1,11 +1,8 @@
 """The torch CSV: it reads back, and what is not an action or cannot be held is refused by place and name."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -122,7 +119,7 @@ def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog):
 # What a file cannot hold
 
 
-def native(programs: dict[str, str], shape: Shape, **arguments: Any) -> Schedule:
+def native(programs: dict[str, str], shape: Shape, **arguments) -> Schedule:
     return Schedule.from_text(shape, programs, **arguments)
 
 

@@ -8,8 +8,6 @@ A file with communication is run with torch's default `scale_grads=True`, where 
 number of micro-batches, so a reduce left out or doubled shows; a compute-only file with `scale_grads=False`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
