@@ -81,7 +81,6 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
     return {what: float(loss) for what, loss in re.findall(pattern, text)}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("settings", "form"),
     [

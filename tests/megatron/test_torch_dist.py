@@ -16,8 +16,6 @@ from recycle.ir.families import one_f_one_b
 from tests.cli.conftest import command as command, working_directory as working_directory
 from tests.megatron.jobs import Case, Jobs, build
 
-pytestmark = pytest.mark.process
-
 JOB = """
 [membership]
 dead_after = 20.0

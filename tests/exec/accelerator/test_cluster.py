@@ -6,8 +6,6 @@ from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.agents import Cluster
 from tests.exec.runs import job
 
-pytestmark = pytest.mark.process
-
 STEPS = 12
 NODES = {"cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
 

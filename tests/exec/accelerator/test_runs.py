@@ -26,8 +26,6 @@ from tests.exec.fault_matrix import APART, ENDING, JOB, matrix_row, phases
 from tests.exec.runs import assert_same_training, calm_run, job, kinds, of_kind, only
 from tests.exec.sharded import require_same_run, sharded
 
-pytestmark = pytest.mark.process
-
 SHORT = 9
 ENDS_SILENTLY = "cut"
 """The kind of fault that NCCL and its simulation do not report; it has its own test."""

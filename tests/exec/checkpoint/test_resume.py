@@ -77,7 +77,6 @@ def part(launch, tmp_path):
     return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
 def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, whole, part, launch):
     resumed = gpt(*shape)
@@ -97,7 +96,6 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, w
     assert generations[3] < generations[4]
 
 
-@pytest.mark.process
 def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(whole, part, launch):
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
     assert_same_course(part, whole)
@@ -144,7 +142,6 @@ def leave_out_metrics(run: Path, begin=3, end=4):
     (run / "metrics.jsonl").write_text("".join(lines[:begin] + lines[end:]))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("harm", "restored", "warning"),
     [
@@ -163,7 +160,6 @@ def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored,
     assert all(str(warning) in message for message in messages)
 
 
-@pytest.mark.process
 def test_refused_resume_changes_nothing(begun, launch, tmp_path):
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
@@ -192,7 +188,6 @@ def test_refused_resume_changes_nothing(begun, launch, tmp_path):
         launch(small(), 12, directory=begun, resume=True)
 
 
-@pytest.mark.process
 def test_run_directory_is_locked(begun, launch, tmp_path):
     opened = RunDirectory(tmp_path / "other", small())
     opened.metric({"step": 0})
@@ -206,7 +201,6 @@ def test_run_directory_is_locked(begun, launch, tmp_path):
     opened.close()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
@@ -231,7 +225,6 @@ def test_resume_with_another_order_of_samples_names_the_key(keys, names, begun):
     assert all(name in str(refused.value) for name in names)
 
 
-@pytest.mark.process
 def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
     slow = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(slow.to_toml())
@@ -244,7 +237,6 @@ def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
     assert_same_course(tmp_path / "run", emulated)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch, tmp_path):
     """The step's line is written with its evaluation, after the checkpoint."""
@@ -261,7 +253,6 @@ def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch,
     assert events_of(run, "warning") == []
 
 
-@pytest.mark.process
 def test_training_continues_on_a_full_disk_with_warnings(launch, tmp_path):
     """Files may be a little shorter than a manifest: too short for the trace, the metrics, the events and manifests,
     which name the files of six stages and so are longer than the job."""

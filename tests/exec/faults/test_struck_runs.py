@@ -128,7 +128,6 @@ def test_fault_of_a_sharded_run_changes_no_bit(name, struck, launch, reference):
     assert row[-1] == "identical"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("seed", range(3))
 def test_features_and_faults_change_no_bit(seed, servers, tmp_path):
     run_interaction(draw_interaction(seed), tmp_path, servers["emulated"])

@@ -12,8 +12,6 @@ from recycle.ir.families import FAMILIES
 from recycle.runs.logs import load_trace
 from tests.exec.runs import job, kinds
 
-pytestmark = pytest.mark.process
-
 STEPS = 8
 EVERY_OTHER = {"every": 2, "batches": 3}
 KILLED = ("kill:1.1@3.evaluation", "rejoin:1.1@5", "kill:0.0@7.evaluation")

@@ -17,8 +17,6 @@ from tests.exec.runs import kinds
 from tests.hugging_face.written import hub_model, logits_of, our_logits
 from tests.tokens.tokenizers import saved_tokenizer
 
-pytestmark = pytest.mark.process
-
 TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
 WITHIN = 1e-5
 

@@ -21,8 +21,6 @@ from tests.exec.accelerator.transport import Simulated
 from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
 from tests.exec.sharded import last_checkpoint, require_equal, require_same_run, sharded
 
-pytestmark = pytest.mark.process
-
 STEPS = 24
 BACK = STEPS - 4
 CHUNKS = pytest.mark.parametrize("chunks", [1, 2])

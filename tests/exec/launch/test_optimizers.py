@@ -54,7 +54,6 @@ def muon(pipelines: int, ranks: int, micro_batches: int) -> Job:
     return job(pipelines, ranks, micro_batches, kind="gpt", model={"layers": 4}, train=train)
 
 
-@pytest.mark.process
 def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_another_shape(launch, tmp_path):
     directory = tmp_path / "run"
     struck = launch(muon(2, 2, 2), 5, "kill:1.1@1", "rejoin:1.1@2", "kill:0.0@3.step", directory=directory)

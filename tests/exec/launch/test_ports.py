@@ -17,8 +17,6 @@ PORTS = LOW + HALF // 2, LOW + HALF // 2 + HALF // 20
 STEPS = 30
 
 
-@pytest.mark.process
-@pytest.mark.etcd
 def test_agents_and_workers_listen_within_the_range_only(etcd, launch, tmp_path):
     limits = {"transport": "tests.exec.paced:Paced", "ports": list(PORTS), "dead_after": 10.0}
     config = job(2, 2, 2, membership=limits, cluster={"workers_per_node": 2})

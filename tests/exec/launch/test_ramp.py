@@ -45,7 +45,6 @@ COUNTS = [1, 1, 2, 3, 4, 4, 4, 4]
 """Micro-batches of each of two pipelines, of at most four, in the iterations of this ramp."""
 
 
-@pytest.mark.process
 def test_ramp_has_the_bits_of_the_calm_run_through_deaths_and_resumed(launch, tmp_path):
     tested, directory = job(2, 2, 4, train=RAMP), tmp_path / "run"
     assert [tested.micro_batches_in(iteration) for iteration in range(STEPS)] == COUNTS

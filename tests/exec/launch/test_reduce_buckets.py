@@ -29,7 +29,6 @@ def gpt():
     return job(3, 2, 2, kind="gpt", model={"tied": True}, train={"clip": 1e9}, membership=membership)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("transport", ["gloo", pytest.param(SIMULATED, marks=pytest.mark.soak)])
 def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(transport, gpt, launch):
     """The reduce phase strikes before the middle one of a stage's four sums, when peers have begun two."""

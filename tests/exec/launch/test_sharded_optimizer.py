@@ -109,7 +109,6 @@ def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
     require_same_run(result, calm_run(config, launch, len(result.metrics)))  # in which every host has all
 
 
-@pytest.mark.process
 @pytest.mark.soak  # tests/exec/faults/test_struck_runs.py has a kill in each phase
 @pytest.mark.parametrize(
     "faults",
@@ -131,7 +130,6 @@ def test_deaths_change_no_bit(faults, launch):
         assert all(event["shards"] and event["bytes"] > 0 for event in shards)
 
 
-@pytest.mark.process
 def test_last_hosts_own_all_shards_until_a_rejoin(launch):
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     result = launch(sharded(emulated()), FAULTY, *faults)
@@ -141,7 +139,6 @@ def test_last_hosts_own_all_shards_until_a_rejoin(launch):
     assert reported == [[1, 1], [0, 1], [1, 1], [0, 1], [1, 1]], "survivors copy while training continues"
 
 
-@pytest.mark.process
 def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
     """Of four hosts 0 and 2 have no shard in common."""
     config = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
@@ -156,7 +153,6 @@ def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
     assert restored == ["step-00000003"], "only the start of the run reads a checkpoint"
 
 
-@pytest.mark.process
 def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch):
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)
@@ -192,7 +188,6 @@ def read(config: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
     return joined(stage.named_state(stage.state_tensors()) for stage in stages.values())
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_tensor_ranks_shard_what_each_of_them_has(launch):
     config = in_tensor_ranks()
@@ -235,7 +230,6 @@ def in_pieces(config: PricedJob, copies: int) -> PricedJob:
     return parts.with_sections(train=msgspec.structs.replace(parts.train, copy_bytes=PIECE))
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(launch):
     config = gpt(3, "fp32")
@@ -268,7 +262,6 @@ def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(launch):
     ],
 )
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.soak)])
-@pytest.mark.process
 @pytest.mark.slow
 def test_death_of_source_or_target_restarts_the_copy_without_changing_bits(precision, faults, launch):
     config = gpt(4, precision)

@@ -32,7 +32,6 @@ def notes(result) -> list[str]:
     return [event.tensor_proto.string_val[0].decode() for event in result.Tensors("events/text_summary")]
 
 
-@pytest.mark.process
 def test_tensorboard_shows_every_step_and_what_happened(launch):
     config = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
     run = launch(config, 6, "kill:1.1@2")

@@ -13,8 +13,6 @@ from tests.exec.model.test_families import MODELS, family_job
 from tests.exec.runs import assert_same_training, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 
-pytestmark = pytest.mark.process
-
 STEPS = 7
 FAMILIES = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
 TOLERANCE = 3e-7

@@ -12,7 +12,7 @@ from recycle import Job, Link, Profile
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.model.state.accumulate import ALIGNMENT
 from recycle.exec.profile.executed import executed
-from recycle.exec.profile.measure import HOST_COPY, StageFigures
+from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.memory import allocated_by, capacity, machine_memory
 from recycle.exec.profile.profiler import assemble, connection_of, fit_link, measure
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -189,16 +189,6 @@ def test_profile_states_recomputed_activations(gpt):
     assert assemble(whole, figures, Link(), 3).activation == [100.0, 100.0]
     assert (profile.activation, profile.weight_stash) == ([100.0, 120.0], 1.0)
     assert (profile.forward, profile.latency, profile.bandwidth) == ([2.0, 2.0], 0.5, 2.0)
-
-
-def test_host_bandwidth_is_that_of_two_copies_in_turn(profile):
-    source, target = torch.zeros(2, HOST_COPY, dtype=torch.uint8)
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - began)
-    assert 0.1 < profile.host_bandwidth * 2 * sorted(seconds)[2] / HOST_COPY < 10
 
 
 def test_allocations_of_an_action_are_kept_and_peak():

@@ -125,7 +125,6 @@ class Counting(Gloo):
         print("ended", flush=True)
 
 
-@pytest.mark.process
 def test_job_trains_through_a_kill_on_a_custom_transport(launch, tmp_path):
     custom = job(2, 2, 2, membership={"transport": f"{__name__}:Counting"})
     run = launch(custom, 5, "kill:1.1@2", directory=tmp_path)
