@@ -16,7 +16,9 @@ from recycle.exec.protocol import (
     CopyProgress,
     Cursor,
     CutOff,
+    Evaluated,
     EvaluationReport,
+    EvaluationResult,
     FaultReached,
     FinalState,
     Formed,
@@ -114,16 +116,22 @@ def test_process_takes_nothing_that_concerns_another_generation():
     assert member.begin() is not None
     member.take(Permit(1, "run"))
     member.take(Committed(1, commit))
-    assert (member.permit("run"), member.commit(0)) == (None, None)
+    member.take(EvaluationResult(1, Evaluated(0, 2.5, 96.0)))
+    assert (member.permit("run"), member.commit(0), member.evaluated(0)) == (None, None, None)
     member.take(Stop(1))
     assert not member.is_over
+    member.take(Permit(2, "form", stale=True))
     member.take(Committed(2, commit))
-    assert member.commit(0) == commit
+    member.take(EvaluationResult(2, Evaluated(0, 2.5, 96.0)))
+    assert (member.permit("form"), member.permit("run")) == (Permit(2, "form", stale=True), None)
+    assert (member.commit(0), member.commit(1), member.evaluated(0)) == (commit, None, Evaluated(0, 2.5, 96.0))
     member.take(Propose(GenerationRecord(4, ["0.0"], {"0.0": "0.0"}, "plan")))
     assert member.is_over
     member.take(Leave("0.0", 1))
     member.take(Leave("0.1", 0))
     assert not member.may_leave
+    member.begin()
+    assert (member.permit("form"), member.commit(0), member.evaluated(0)) == (None, None, None)
 
 
 # Another leader.

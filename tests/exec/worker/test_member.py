@@ -13,8 +13,6 @@ from recycle.exec.links import Link, LinkClosed, listen_locally
 from recycle.exec.protocol import (
     Commit,
     Committed,
-    Evaluated,
-    EvaluationResult,
     GenerationRecord,
     Heartbeat,
     Join,
@@ -66,22 +64,6 @@ def test_process_begins_its_last_generation_that_is_not_over():
 def test_process_begins_no_generation_of_an_earlier_process():
     """A new leader may propose one before it learns that the worker has another process."""
     assert begun(state_after(propose(1, "0.1"), incarnation=3)) is None
-
-
-def test_decisions_apply_to_their_generation_only():
-    state = state_after(propose(4, "0.1"))
-    state.begin()
-    for message in (Permit(3, "form"), Committed(3, COMMIT), EvaluationResult(3, Evaluated(3, 2.5, 96.0))):
-        state.take(message)
-    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
-    for message in (Permit(4, "form", stale=True), Committed(4, COMMIT), EvaluationResult(4, Evaluated(3, 2.5, 96.0))):
-        state.take(message)
-    assert (state.permit("form"), state.permit("run")) == (Permit(4, "form", stale=True), None)
-    assert (state.commit(3), state.commit(2), state.evaluated(2)) == (COMMIT, None, None)
-    assert state.evaluated(3) == Evaluated(3, 2.5, 96.0)
-    state.take(propose(5, "0.1"))
-    state.begin()
-    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
 
 
 class Agent:
