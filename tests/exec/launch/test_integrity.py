@@ -92,7 +92,7 @@ def at(step: int, workers="") -> tuple[Collection[int], str]:
 SUMS = [
     # The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest.
     row("lowest bit", 3, "emulated", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
-    row("sign of a gpt", 3, "gpt", {}, "flip=gradient,63:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
+    row("sign of a gpt", 3, "gpt", {}, "flip=gradient,63:1.1@2 rejoin:1.1@5", (at(2, "1.1"),), soak=True),
     row("of two", 2, "emulated", {}, "flip=gradient:1.1@3", (at(3),), back=(3,)),
     # The last checkpoint may not have been complete.
     row(

@@ -151,20 +151,6 @@ def test_a_check_that_dies_ends_the_run_with_its_last_lines(server, tmp_path, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_the_launcher_has_no_torch_and_its_workers_have(tmp_path):
-    (tmp_path / "job.toml").write_text(job(2, 2, 2, kind="gpt").to_toml())
-    command = [sys.executable, "-c", "from recycle.cli import main; main()", "train", "job.toml", "--run", "run"]
-    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        next(line for line in launcher.stdout if line.startswith("step"))
-        assert heavy_libraries(launcher.pid) == set()
-        worker, *_ = processes_writing_below(str(tmp_path / "run/logs/0.0.log"))
-        assert heavy_libraries(worker) == {"torch"}
-    finally:
-        launcher.kill()
-        launcher.communicate()
-
-
 def _descendants(pid: int) -> set[int]:
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -192,6 +178,8 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(sent, code
         if re.match("step +3/", line):  # its reporters have written the traces of earlier steps
             break
     family = _descendants(launcher.pid)
+    worker, *_ = processes_writing_below(str(tmp_path / "run" / "logs" / "0.0.log"))
+    assert (heavy_libraries(launcher.pid), heavy_libraries(worker)) == (set(), {"torch"})
     commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in family]
     assert sum("recycle.exec.processes.forkserver" in command for command in commands) == 5  # with its four workers
     assert sum("recycle.exec.planning.planner_process" in command for command in commands) == 2

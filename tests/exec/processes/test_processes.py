@@ -162,7 +162,7 @@ def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("limit", [16, pytest.param(32, marks=pytest.mark.soak), 79])
+@pytest.mark.parametrize("limit", [pytest.param(16, marks=pytest.mark.soak), 79])
 def test_too_few_are_refused_before_anything_starts(limit, tmp_path):
     done = trained(tmp_path, limit, limit)
     assert (done.returncode, done.stdout) == (2, "")
