@@ -22,9 +22,7 @@ class Outcome:
     @property
     def json(self) -> dict[str, Any]:
         """The one JSON object on standard output; nothing else may be there."""
-        parsed = json.loads(self.out)
-        assert isinstance(parsed, dict)
-        return parsed
+        return json.loads(self.out)
 
     def refused(self, *words: str) -> bool:
         """Whether the command refused its input: status 2, nothing printed, one line with a code on standard error."""

@@ -34,7 +34,6 @@ def small_job(pipelines=1, ranks=2, micro_batches=4, tensor_parallel=1, **sectio
 def build_stage(job: Job, index: int, group: TensorGroup | None = None) -> MegatronStage:
     """A stage; a tied stage has its own sum."""
     (stage,) = build_stages(job, [index], CPU, group).values()
-    assert isinstance(stage, MegatronStage)
     return stage
 
 

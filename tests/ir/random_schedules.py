@@ -82,8 +82,6 @@ def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> d
         return programs
     worker, n = rng.choice(places)
     first, second = programs[worker][n : n + 2]
-    assert isinstance(first, Forward)
-    assert isinstance(second, Backward)
     merged = [*programs[worker][:n], OverlappedPair(first, second), *programs[worker][n + 2 :]]
     return {**programs, worker: merged}
 

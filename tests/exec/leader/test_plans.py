@@ -68,7 +68,6 @@ def test_faster_order_in_the_given_stages_is_adopted(period):
     plans.take(Planned(Question(DEAD, moves=True), better))
     plans.observe(DEAD, 5, times)
     _, event = outbox.take_actions()
-    assert isinstance(event, Event)
     assert (event.fields["moves"], event.fields["bytes"], event.fields["period"]) == (period < 24.0, 0.0, period)
     assert plans.plan_for(DEAD) == (better if period < 24.0 else plan)
     plans.observe(DEAD, 6, times)
@@ -145,12 +144,10 @@ def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule(
 def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for():
     run, dead = SlowRun(DRIFTING), Worker(2, 1)
     (before,) = run.iterate(steps=10)
-    assert isinstance(before, Ask)
     assert before.profile.speed_of(SLOW) == pytest.approx(3)
     assert (before.question.failed, before.question.compared) == (NOBODY, "first")
     run.plans.adopt(frozenset({dead}), plan(run.job, "second"), {})
     (after,) = run.iterate(dead)
-    assert isinstance(after, Ask)
     assert (after.question.failed, after.question.compared) == ({dead}, "second")
     run.plans.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
     assert run.iterate(dead) == []
@@ -161,7 +158,6 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     better = run.plans.plan_for(frozenset({dead}))
     assert better.digest == "third"
     (event,) = run.outbox.take_actions()
-    assert isinstance(event, Event)
     assert (event.kind, event.fields["step"], event.fields["plan"]) == ("replanned", 12 + 1, "third")
     assert (event.fields["period_before"], event.fields["period"]) == (3.0, 1.0)
 
@@ -170,7 +166,6 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
 def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(compared, is_better):
     run = SlowRun(DRIFTING)
     (asked,) = run.iterate(steps=10)
-    assert isinstance(asked, Ask)
     run.plans.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
     run.iterate()
     assert run.plans.has_better(NOBODY) is is_better
@@ -182,7 +177,6 @@ def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of
     plans = Plans(config, outbox, is_script=True)
     assert plans.plan_for(NOBODY) is None
     (asked,) = outbox.take_actions()
-    assert isinstance(asked, Ask)
     first = Schedule.loads(asked.question.text)
     assert check(lower(first)) == []
     assert " ".join(map(str, first.program(Worker(1, 0)))) == (
@@ -198,7 +192,6 @@ def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of
     for step in range(8):
         plans.observe(NOBODY, step, ComputeTimes.from_reports(report))
     (again,) = outbox.take_actions()
-    assert isinstance(again, Ask)
     measured = again.profile.per_stage("backward_input", 2), again.profile.per_stage("backward_weight", 2)
     assert measured == ([1.5, 1.5], [0.5, 0.5])
     assert (again.question.compared, again.question.text) == ("1f1b", "")

@@ -17,7 +17,6 @@ from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.layouts import Shards
 from recycle.exec.protocol import Commit
 from recycle.exec.worker import snapshots
 from recycle.exec.worker.local_stages import LocalStages
@@ -228,7 +227,6 @@ def test_undo_fits_changed_shards():
     parts = sharded(job(3, 2, 2, model={"layers": 6}))
     stages = [EmulatedStage(parts, index, scale=0.0) for index in (0, 1)]
     shards = stages[0].layout
-    assert isinstance(shards, Shards)
     updates = StepState({0: stages[0]})
     shards.own([0, 1])
     for step, owned in enumerate(([0, 1], [1], [0, 1, 2])):
