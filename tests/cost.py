@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import pytest
 from numba.core import event
@@ -47,7 +46,7 @@ def pytest_configure(config: pytest.Config):
     BaseProcess.start = noted
 
 
-def _note_start(name: str, arguments: tuple[Any, ...]):
+def _note_start(name: str, arguments):
     if name in STARTS:
         _started.append(str(arguments[1] if len(arguments) > 1 else name))
 

@@ -81,7 +81,7 @@ def retold(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
 
 
 @st.composite
-def restructured(draw: st.DrawFn, documents: Sequence[Any]):
+def restructured(draw: st.DrawFn, documents):
     """A valid JSON-like document with one to three of its values, keys or entries replaced."""
     document = json.loads(json.dumps(draw(st.sampled_from(documents))))
     for _ in range(draw(st.integers(1, 3))):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from itertools import product
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -103,5 +102,5 @@ def test_a_random_defect_is_found_by_both_near_its_place(seed):
     assert {finding.worker for finding in findings} & ({str(worker) for worker in near} | {None}), findings
 
 
-def second_opinion(schedule: Schedule, times: dict[str, Any] = UNIT, **options) -> dict[str, Any]:
+def second_opinion(schedule: Schedule, times=UNIT, **options):
     return interpreter.check({**run.DEFAULTS, **described(schedule, times, **options)})

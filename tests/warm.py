@@ -69,7 +69,7 @@ class _Descriptor:
     def __init__(self, number: int):
         self._number = number
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return _detach, (reduction.DupFd(self._number),)
 
 
@@ -295,7 +295,7 @@ class WarmPool:
         assert pipe.poll(ANSWER_SECONDS), f"process {rank} hangs"
         return pipe.recv()
 
-    def ask(self, count: int, *request) -> list[Any]:
+    def ask(self, count: int, *request):
         """The answers of the first `count` processes to the same request. Raises RuntimeError where one failed."""
         assert count <= len(self._members), "too few processes were started"
         for rank in range(count):
@@ -319,7 +319,7 @@ class WarmPool:
                 process.kill()
 
 
-def _answer(pipe, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments: Sequence[Any]):
+def _answer(pipe, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments):
     import torch
     from torch.distributed import TCPStore
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ class Outcome:
     err: str
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self):
         """The one JSON object on standard output; nothing else may be there."""
         return json.loads(self.out)
 

@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-def labels(rank: int, begin=0.0) -> list[dict[str, Any]]:
+def labels(rank: int, begin=0.0):
     """A rank's labels in an iteration that begins at `begin`, one after another from 100 us times its rank on."""
     events, now = [], begin + 100.0 * rank
     for instruction in PLAN.program(PLAN.live[rank]):

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -14,7 +13,6 @@ from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.systems import comparison
 from recycle.systems.checkpoint_restart import HotSpare
-from recycle.systems.scenario import Scenario
 from tests.kinds import forget
 from tests.test_docs import blocks
 
@@ -187,7 +185,7 @@ def test_a_broken_transport_is_refused(command, monkeypatch, line, words):
 def test_a_system_that_cannot_be_made_is_refused(monkeypatch, system):
     monkeypatch.setitem(comparison.KNOWN, "mine", system)
     with pytest.raises(JobError, match="--systems: mine"):
-        comparison.make_system("mine", cast(Scenario, None))
+        comparison.make_system("mine", None)
 
 
 @pytest.mark.process

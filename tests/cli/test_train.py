@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,7 @@ def job(tmp_path):
     return path
 
 
-def lines_of(name: str, run="run") -> list[dict[str, Any]]:
+def lines_of(name: str, run="run"):
     return [line for _, line in read_lines(Path(run, f"{name}.jsonl"))]
 
 

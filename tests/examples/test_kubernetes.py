@@ -27,7 +27,7 @@ OLDEST = "1.31"
 """The first version in which podFailurePolicy is stable."""
 
 
-def manifest(kind: str, name: str) -> dict[str, Any]:
+def manifest(kind: str, name: str):
     (match,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
     return match
 
@@ -57,7 +57,7 @@ def without_quantities(node):
     return node
 
 
-def of_kind(file: str, kind: str) -> dict[str, Any]:
+def of_kind(file: str, kind: str):
     (match,) = (m for m in yaml.safe_load_all((FOLDER / file).read_text()) if m["kind"] == kind)
     return dict(match)
 

@@ -23,7 +23,7 @@ RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())[
 LABELS = {metric.name: {"run", *metric.labels} for metric in RUN_METRICS}
 
 
-def selectors(expression: str) -> Iterator[Any]:
+def selectors(expression: str):
     """The parts of an expression that select a metric; parsing fails on what is not PromQL."""
     pending = [promql.parse(expression.replace("$run", "run"))]
     while pending:

@@ -74,11 +74,11 @@ class Cluster:
     def output(self, node: int) -> Path:
         return self._directory / f"agent{node}.out"
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name: str):
         """Lines of `metrics` or `events` so far."""
         return lines_of(self._directory / "run", name)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: str):
         return events_of(self._directory / "run", kind)
 
     def reach(self, condition: Callable[[], bool], what: str):

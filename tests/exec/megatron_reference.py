@@ -9,7 +9,7 @@ micro-batches of our corpus. Megatron's schedules make tensors on "cuda" uncondi
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -170,7 +170,7 @@ def gpt_model(
     return module, global_names(module, first_layer)
 
 
-def _make_worker(store, rank: int) -> Callable[..., Any]:
+def _make_worker(store, rank: int):
     worker = None
 
     def answer(what, *arguments):
@@ -289,7 +289,7 @@ class _Worker:
             ratios.append(result[True] / result[False])
         return statistics.median(ratios[1:])  # the first pair warms up
 
-    def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module):
+    def _forward_step(self, batches, model: torch.nn.Module):
         number, tokens, labels = next(batches)
         output = model(input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=labels)
 

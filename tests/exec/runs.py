@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import Job, PricedJob, price
@@ -14,7 +13,7 @@ from recycle.job.job import toml_value
 Run = Callable[..., RunResult]
 
 
-def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **sections: dict[str, Any]) -> PricedJob:
+def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **sections) -> PricedJob:
     """A job of the given shape; sections add or replace keys."""
     keys = {
         "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
@@ -34,13 +33,13 @@ def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **secti
     return price(Job.from_toml("\n".join(lines)))
 
 
-def lines_of(directory: Path, name: str) -> list[dict[str, Any]]:
+def lines_of(directory: Path, name: str):
     """Lines of a run directory's `metrics` or `events` so far."""
     path = directory / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
+def events_of(directory: Path, kind: str):
     """Events of a kind in a run directory."""
     return [event for event in lines_of(directory, "events") if event["kind"] == kind]
 
@@ -50,12 +49,12 @@ def kinds(result: RunResult) -> list[str]:
     return [event["kind"] for event in result.events]
 
 
-def of_kind(result: RunResult, kind: str) -> list[dict[str, Any]]:
+def of_kind(result: RunResult, kind: str):
     """The run's events of a kind."""
     return [event for event in result.events if event["kind"] == kind]
 
 
-def only(result: RunResult, kind: str) -> dict[str, Any]:
+def only(result: RunResult, kind: str):
     """The run's only event of a kind."""
     (event,) = of_kind(result, kind)
     return event

@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -143,7 +142,7 @@ def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(tmp_p
     monkeypatch.setenv("GPUS_OF_TEST", str(gpus))
 
     class Breaking(Observer):
-        def committed(self, line: dict[str, Any]):
+        def committed(self, line):
             gpus.write_text("GPU-a GPU-b GPU-c")  # the last position is 1.1
 
     run = train(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -41,7 +40,7 @@ def exactly(connection: socket.socket, length: int) -> bytes:
     return received
 
 
-def arrived(link: Link) -> list[Any]:
+def arrived(link: Link):
     """What a link makes of the bytes that come next. Raises LinkClosed."""
     assert select.select([link.socket], [], [], SOON)[0]
     return link.read()
@@ -89,7 +88,7 @@ class Middle:
             sent.append(length + exactly(self.to_client, *struct.unpack("!I", length)))
         return sent
 
-    def leader_reads(self, *frames: bytes) -> list[Any]:
+    def leader_reads(self, *frames: bytes):
         """What the leader makes of what comes over the network. Raises LinkClosed."""
         got = []
         for frame in frames:

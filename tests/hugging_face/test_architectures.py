@@ -1,7 +1,5 @@
 """config.json and [model], each from the other."""
 
-from typing import Any
-
 import pytest
 
 from recycle import JobError
@@ -20,7 +18,7 @@ MODEL_TYPES = {architecture.name: architecture.model_type for architecture in AR
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 
 
-def config(name="LlamaForCausalLM", **changes) -> dict[str, Any]:
+def config(name="LlamaForCausalLM", **changes):
     return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name], "sliding_window": None} | changes
 
 

@@ -30,7 +30,7 @@ LLAMA = {
 }
 
 
-def tensors_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+def tensors_of(config) -> dict[str, torch.Tensor]:
     """Random tensors of a model, fp32."""
     generator = torch.Generator().manual_seed(1)
     shapes = {block.theirs: block.their_shape for block in blocks(model_of(config, "config.json"))}

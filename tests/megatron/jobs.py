@@ -7,7 +7,7 @@ different placements compare by name.
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -89,13 +89,13 @@ class Jobs(WarmPool):
             kept[replica] += rank_kept
         return Result(gradients, kept, [answer[3] for answer in answers])
 
-    def call(self, function: Callable[..., Any], case: Case) -> list[Any]:
+    def call(self, function, case: Case):
         """`function(case)` in the case's processes, with torch.distributed up; its results by rank."""
         self._runs += 1
         return self.ask(case.processes, self._runs, function, case)
 
 
-def _make_process(store, rank: int) -> Callable[..., Any]:
+def _make_process(store, rank: int):
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
@@ -237,7 +237,7 @@ def batches(
         yield index, tokens, mask
 
 
-def forward_step(case: Case) -> Callable[..., Any]:
+def forward_step(case: Case):
     """A script's forward step."""
     positions = torch.arange(case.sequence).expand(ROWS, -1)
 

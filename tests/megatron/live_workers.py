@@ -85,7 +85,7 @@ def global_rank(worker: Worker) -> int:
     return worker.rank * SHAPE.pipelines + worker.pipeline
 
 
-def _make_worker(store, rank: int) -> Callable[..., Any]:
+def _make_worker(store, rank: int):
     own = Worker(rank % SHAPE.pipelines, rank // SHAPE.pipelines)
     world, plugin = LiveWorld(own, SHAPE.pipelines, SHAPE.ranks), Gloo(TransportSettings(store, limits=LIMITS))
     world.join()
@@ -204,7 +204,7 @@ CALLS = {
 }
 
 
-def _collect(groups: dict[str, Any], own: Worker, between=False) -> dict[str, Any]:
+def _collect(groups, own: Worker, between=False):
     """Collectives over each group, in an iteration or between two; worker k.r has the value 10 k + r."""
     value = 10.0 * own.pipeline + own.rank
     found = {}

@@ -1,7 +1,5 @@
 """Process groups that outlive their members: results with all, with dead and with returned processes."""
 
-from typing import Any
-
 import pytest
 
 from recycle import Worker
@@ -25,7 +23,7 @@ def value(worker: Worker) -> float:
     return 10.0 * worker.pipeline + worker.rank
 
 
-def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
+def expected(live: list[Worker], own: Worker):
     """What the rules say; `live` is alone before the first generation."""
 
     def entry(worker):

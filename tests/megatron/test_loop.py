@@ -1,7 +1,6 @@
 """Schedules of recycle in the training loop of Megatron: gradients and losses equal its own loop, bit for bit."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -196,7 +195,7 @@ def test_unfit_schedule_is_refused_at_the_first_call(jobs, case, message):
     assert "\n" not in str(refusal.value)
 
 
-def _called(case: Case, chunks: list[Any]):
+def _called(case: Case, chunks):
     from recycle.megatron import forward_backward_func
 
     forward_backward_func("zb-v")(

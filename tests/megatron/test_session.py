@@ -3,9 +3,7 @@
 import re
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +28,6 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS = 6
 EXPERTS = "--layers=mixtral", "--sequence-parallel", "--expert-parallel"
-Survive = Callable[..., RunResult]
 
 
 def job(
@@ -55,7 +52,7 @@ class _Stopping(Observer):
     def __init__(self, step: int | None):
         self._step, self.stop = step, threading.Event()
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         if line["step"] == self._step:
             self.stop.set()
 

@@ -77,7 +77,7 @@ def case_of(checkpoint: Path, **sizes) -> Case:
     return Case(None, model={"kind": kind, "layers": 4}, **sizes)
 
 
-def _loaded(case: Case, folder: Path) -> list[Any]:
+def _loaded(case: Case, folder: Path):
     """This process's chunks, with what megatron-core's own loader reads."""
     from megatron.core import dist_checkpointing, parallel_state
 
@@ -134,7 +134,7 @@ def test_megatron_loads_exported_checkpoints(jobs, trained, exported, sizes):
     assert sum(equal) == COUNTS[case.model["kind"]] * case.tensor_parallel
 
 
-def _save(state: dict[str, Any], back: Path):
+def _save(state, back: Path):
     """Megatron's own saver writes the state, split as this process has it."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -158,7 +158,7 @@ def assert_same_tensors(original: Path, back: Path, least: int):
         assert torch.equal(before.whole(name, place.shape), after.read(name)), name
 
 
-def _optimizer_of(chunks: list[Any]):
+def _optimizer_of(chunks):
     """megatron-core's own optimizer for fp32 parameters."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 

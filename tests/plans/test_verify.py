@@ -145,7 +145,7 @@ class Runs:
         ]
         return begin, (max(ends) - begin) * (1 + 1e-9)
 
-    def broken_rows(self, program: Program, begin: float) -> list[Any]:
+    def broken_rows(self, program: Program, begin: float):
         stages = range(self.problem.shape.stages)
         broken = []
         for rule, numbers in itertools.product(TOGETHER, itertools.product(stages, range(3), range(3), range(12))):
@@ -237,7 +237,7 @@ def planned():
     return msgspec.json.decode(found.text())
 
 
-def bound_of(file: dict[str, Any]) -> float | None:
+def bound_of(file) -> float | None:
     try:
         return prove(Schedule.loads(msgspec.json.encode(file)))
     except RecycleError:

@@ -1,7 +1,5 @@
 """Every second of a run is put to one part: runs that are written down here."""
 
-from typing import Any
-
 import pytest
 
 from recycle.runs.report import Activity, RunReport, TimePart, report_of
@@ -10,11 +8,11 @@ PERIOD = 1.5
 UNIT = 0.5
 
 
-def line(step: int, time: float, generation: int, live=4, **fields) -> dict[str, Any]:
+def line(step: int, time: float, generation: int, live=4, **fields):
     return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **fields}
 
 
-def event(time: float, kind: str, **fields) -> dict[str, Any]:
+def event(time: float, kind: str, **fields):
     return {"time": time, "kind": kind, **fields}
 
 

@@ -1,9 +1,7 @@
 """Every system, change by change: events, costs, configurations, and stops."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,6 @@ from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from tests.systems.scenarios import Play, scenario
-
-System = Callable[[], Any]
 
 
 def bamboo(pipelines=4, **other) -> Bamboo:

@@ -7,7 +7,6 @@ the device first, as a copy from a GPU does.
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 
@@ -71,6 +70,6 @@ def _pinned(device: Device, tensor: torch.Tensor) -> torch.Tensor:
 def _queued(build: Callable[..., dict[int, Stage]], device: Device) -> Callable[..., dict[int, Stage]]:
     def build_queued(*arguments, **settings):
         built = build(*arguments, **settings)
-        return {index: cast(Stage, QueuedStage(stage, device)) for index, stage in built.items()}
+        return {index: QueuedStage(stage, device) for index, stage in built.items()}
 
     return build_queued

@@ -3,8 +3,8 @@
 Named in a job, `[membership] transport = "tests.exec.accelerator.transport:Simulated"`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
@@ -90,7 +90,7 @@ class SimulatedTransport(LaneTransport):
     def _multiprocessors(self) -> int:
         return self._accelerator.limits.multiprocessors
 
-    def _abort(self, groups: Sequence[Any]):
+    def _abort(self, groups):
         abort_group(groups)
 
     def _mark(self) -> Callable[[], bool]:

@@ -3,15 +3,12 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
 
 import pytest
 
 from recycle import Worker
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
-from recycle.exec.gpus import GpuWatch
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
-from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
     AgentMessage,
     Batch,
@@ -95,17 +92,9 @@ class Node:
     def __init__(self, tensor_parallel: int):
         self.hub, self.processes, self.drained = Hub(), Processes(), []
         listener, self.address = listen_locally()
-        processes, self.watch = cast(LocalProcesses, self.processes), Watch()
+        self.watch = Watch()
         self.agent = NodeAgent(
-            3,
-            "session",
-            self.hub,
-            HEARTBEAT,
-            tensor_parallel,
-            listener,
-            processes,
-            self._drain,
-            cast(GpuWatch, self.watch),
+            3, "session", self.hub, HEARTBEAT, tensor_parallel, listener, self.processes, self._drain, self.watch
         )
         for worker in (A, B):
             self.agent.obey(Start(str(worker), 0, str(worker), 0))
@@ -139,7 +128,7 @@ class Node:
         self.serve()
         return self.agent.batch()
 
-    def told(self, link: Link) -> list[Any]:
+    def told(self, link: Link):
         """What has been sent on a link."""
         link.socket.settimeout(0.02)
         try:

@@ -7,7 +7,6 @@ import pickle
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -147,7 +146,7 @@ def test_large_state_is_written_in_several_files(tmp_path, stages, monkeypatch):
 GPT = {"layers": 4, "hidden": 32, "heads": 2, "sequence": 16}
 
 
-def course(job: Job) -> dict[str, Any]:
+def course(job: Job):
     return checkpoint.course(job, None)
 
 

@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -11,7 +10,6 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
 from recycle.exec.emulation import EmulatedStage
-from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
 from recycle.exec.protocol import Commit, GenerationRecord, SavedPart
@@ -41,7 +39,7 @@ class Run:
         }
         for name, saver in self.savers.items():
             hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
-            saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
+            saver.begin_generation(SimpleNamespace(hosts=hosts))
 
     def _announce(self, part: SavedPart):
         self.saved[part.step, part.stage] = part.saved

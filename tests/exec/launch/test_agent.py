@@ -6,10 +6,8 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
 
 import msgspec
 import pytest
@@ -33,7 +31,6 @@ from tests.warm import start_recycle
 pytestmark = pytest.mark.process
 
 STEPS = 100
-Start = Callable[..., Cluster]
 MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 CALM = {"dead_after": 60.0, "transport": "auto"}
 
@@ -256,7 +253,7 @@ def test_agent_that_selects_another_transport_is_refused(tmp_path):
     request = replace(request, findings=Findings(transport="gloo"))
     digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
     info = RunInfo(identity="", job=digest, steps=request.steps, faults=[], started=0.0, transport="nccl")
-    election = cast(Election, SimpleNamespace(run=lambda: info))
+    election = SimpleNamespace(run=lambda: info)
     with pytest.raises(JobError, match="node 1: run 'mine' uses the transport nccl, this node selects gloo"):
         open_agreed_directory(request, election, node=1, run="mine", path=tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -28,9 +27,6 @@ def members(needs_etcd, tmp_path):
     cluster = EtcdServer(tmp_path, [LOOPBACK] * 3)
     yield cluster
     cluster.end()
-
-
-Start = Callable[[Job, EtcdServer], Cluster]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ class Forgetful(Observer):
     def __init__(self, weights: Path):
         self._weights = weights
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         shutil.rmtree(self._weights, ignore_errors=True)
 
 

@@ -61,7 +61,7 @@ class Scenario:
         return compared(self.pipelines, self.kind, self.integrity, self.copies, **self.sections)
 
 
-def compared(pipelines: int, kind: str, integrity: dict[str, Any], copies=0, **sections) -> PricedJob:
+def compared(pipelines: int, kind: str, integrity, copies=0, **sections) -> PricedJob:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
     sections = {"planner": {"seconds": 0.2}} | sections
     config = job(pipelines, 2, 2, kind, integrity=integrity, train=train, **sections)

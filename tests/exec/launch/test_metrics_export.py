@@ -70,7 +70,7 @@ class Scraping(Observer):
         self.found = {}
         self.line = {}
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         if line["step"] == self._step:
             self.found, self.line = scrape_once_served(self._port), line
 

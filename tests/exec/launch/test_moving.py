@@ -61,7 +61,7 @@ class AwaitsLayout(Observer):
         self._pause = 0.0
         self.stop = threading.Event()
 
-    def event(self, event: dict[str, Any]):
+    def event(self, event):
         if event["kind"] == "detected":
             self._pause = 0.25
         elif event["kind"] == "layout":
@@ -69,7 +69,7 @@ class AwaitsLayout(Observer):
         elif event["kind"] == "fault" and event.get("fault", "").startswith("stall"):
             self.stop.set()
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         """The answer is taken up with a commit, so each of them waits a little longer for it; a minute in all."""
         time.sleep(self._pause)
         self._pause = min(8.0, 2 * self._pause)
@@ -97,7 +97,7 @@ def moved(result: RunResult) -> list[int]:
     return sorted({event["step"] for event in of_kind(result, "moved")})
 
 
-def layouts(result: RunResult) -> list[dict[str, Any]]:
+def layouts(result: RunResult):
     return of_kind(result, "layout")
 
 
@@ -131,7 +131,7 @@ class Scenario:
         return sharded(config) if is_sharded else config
 
 
-def row(name: str, *given, states="whole sharded", runs=False, **more) -> list[Any]:
+def row(name: str, *given, states="whole sharded", runs=False, **more):
     """A parameter (scenario, whether the optimizer is sharded) for each of these states."""
     marks = [pytest.mark.slow] if runs else [pytest.mark.slow, pytest.mark.soak]
     return [

@@ -108,9 +108,6 @@ class Nodes:
         self.etcd.end()
 
 
-Start = Callable[[Callable[..., Job], int], Nodes]
-
-
 @pytest.fixture
 def start(network, tmp_path):
     runs = []

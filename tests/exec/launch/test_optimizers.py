@@ -1,7 +1,5 @@
 """Runs with other optimizers than AdamW, and with groups of parameters: the bits of calm runs, and refusals."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -93,7 +91,7 @@ def test_groups_change_the_parameters_they_name_only():
     assert names - changed == {name for name in names if ".layers.2." in name or "word_embeddings" in name}
 
 
-def stages_of(run: LocalRun) -> list[Any]:
+def stages_of(run: LocalRun):
     return [stage for stages in run.stages.values() for stage in stages.values()]
 
 

@@ -5,12 +5,11 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
 
 import pytest
 
 from recycle.exec.launch.peers import AgentServer
-from recycle.exec.launch.runtime import LeaderRuntime, Peer
+from recycle.exec.launch.runtime import Peer
 from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.protocol import (
     Batch,
@@ -67,8 +66,7 @@ class Leader:
         self.hub, self.runtime = Hub(), Runtime()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        runtime = cast(LeaderRuntime, self.runtime)
-        self.server = AgentServer(runtime, self.hub, listener, KEY)
+        self.server = AgentServer(self.runtime, self.hub, listener, KEY)
         self._threads = ThreadPoolExecutor(8)
 
     def connect(self, key: bytes = KEY) -> Future[Link]:
@@ -83,7 +81,7 @@ class Leader:
         asked.result().socket.settimeout(SOON)
         return asked.result()
 
-    def answers(self, link: Link) -> list[Any]:
+    def answers(self, link: Link):
         """What comes next on a link."""
         asked = self._threads.submit(link.read)
         self.until(asked.done)
@@ -96,7 +94,7 @@ class Leader:
             self.hub.dispatch(0.01)
             self.server.close_strangers()
 
-    def logs(self, *entries: tuple[Any, ...]):
+    def logs(self, *entries):
         """Serve until this was logged, and nothing else."""
         self.until(lambda: len(self.runtime.log) >= len(entries))
         assert self.runtime.log == list(entries)

@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ class _Patient(Observer):
     def __init__(self, directory: Path, since=0):
         self.profiles, self.since = directory / "profiles", since
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         deadline = time.monotonic() + 60
         while line["step"] >= self.since and self.is_open() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -58,7 +57,7 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], unit: float = UNIT, link=0.0) -> PricedJob:
+def emulated_job(membership, unit: float = UNIT, link=0.0) -> PricedJob:
     return job(
         3,
         2,
@@ -84,7 +83,7 @@ def forwards(schedule: Schedule, worker: Worker) -> int:
     return sum(isinstance(instruction, Forward) for instruction in schedule.program(worker))
 
 
-def replanned(run: RunResult) -> list[dict[str, Any]]:
+def replanned(run: RunResult):
     return of_kind(run, "replanned")
 
 
@@ -147,7 +146,7 @@ def test_messages_leave_a_slow_link_and_no_bit_changes(launch, tmp_path):
     assert simulate(around, profile).period == pytest.approx(away["period"])
 
 
-def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
+def _at(run: RunResult, event):
     return run.metrics[event["step"]]
 
 

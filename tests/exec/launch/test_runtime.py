@@ -1,15 +1,14 @@
 """The leader's runtime sends no decision before it is written, and a connecting agent receives the current orders."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from recycle import Worker
 from recycle.exec.election import Election, RoleLost
-from recycle.exec.etcd import EtcdClient, created_at
+from recycle.exec.etcd import created_at
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
@@ -44,8 +43,6 @@ RECORD = GenerationRecord(
 )
 RUNNING = Cursor(3, "running", committed=4, commit=COMMIT)
 OF_TWO = job(2, 1, 1)
-
-Make = Callable[..., LeaderRuntime]
 
 
 class Peer:
@@ -111,14 +108,14 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same():
     class Client:
         bodies: ClassVar[list[dict[str, Any]]] = []
 
-        def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        def call(self, path: str, body):
             self.bodies.append(body)
             return {}
 
         def read(self, name: str, patience: float | None = None):
             return None
 
-    election = Election(cast(EtcdClient, Client()), "run", OF_TWO.membership)
+    election = Election(Client(), "run", OF_TWO.membership)
     for write in (lambda: election.persist(Persist(RUNNING, RECORD)), lambda: election.end(""), election.erase):
         with pytest.raises(RoleLost):
             write()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -46,7 +45,7 @@ CHUNKS = {"shape": {"chunks": 2}, "memory": {"limit": 8}, "model": {"layers": 8}
 ELASTIC = {"planner": {"layout": "elastic"}}
 
 
-def buckets(count: int, accumulation="exact") -> dict[str, Any]:
+def buckets(count: int, accumulation="exact"):
     return {"train": {"accumulation": accumulation, "clip": 0.5, "reduce_buckets": count}}
 
 

@@ -3,7 +3,6 @@
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -114,7 +113,7 @@ def test_weights_and_biases_has_the_run_without_a_network(tmp_path, monkeypatch)
     ]
 
 
-def logged(stored: Path) -> list[dict[str, Any]]:
+def logged(stored: Path):
     """What was logged, from the file that `wandb sync` uploads: a header of 7 bytes, then LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 

@@ -1,7 +1,5 @@
 """The start of a run, the way back to a checkpoint after a stage was lost, and the end."""
 
-from typing import Any
-
 import pytest
 
 from recycle import JobError, RunError, Worker
@@ -197,13 +195,13 @@ def test_restore_waits_for_a_checkpoint_in_completion():
 ENDING = {"heartbeat": 0.5, "dead_after": 2.0, "hung_after": 2.0, "hung_factor": 1.0, "grace": 8.0}
 
 
-def running(steps=1, **sections: dict[str, Any]) -> LeaderDriver:
+def running(steps=1, **sections) -> LeaderDriver:
     driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps)
     driver.start_and_form()
     return driver
 
 
-def finished(**sections: dict[str, Any]) -> LeaderDriver:
+def finished(**sections) -> LeaderDriver:
     """Four workers that have committed the only iteration."""
     driver = running(**sections)
     driver.report(states=1 if "integrity" in sections else None)

@@ -1,7 +1,5 @@
 """What the leader, processes and agents say to each other: no message is missed, and none counts twice."""
 
-from typing import Any
-
 import pytest
 
 from recycle import Worker
@@ -76,7 +74,7 @@ def evaluate(driver: LeaderDriver):
     driver.tick()
 
 
-def known(state: MemberState) -> tuple[Any, ...]:
+def known(state: MemberState):
     """What a process knows; of commits the last two."""
     steps = [step for step in range(4) if state.commit(step) is not None][-2:]
     return (

@@ -1,8 +1,7 @@
 """Models of megatron-core's own layers, as a user's provider builds them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
@@ -74,7 +73,7 @@ def build(
     *,
     pre_process: bool,
     post_process: bool,
-    fields: dict[str, Any],
+    fields,
 ) -> GPTModel:
     """Build a stage from megatron-core's local layers; its core attention cannot be built for latent attention."""
     model, is_latent = job.model, "multi_latent_attention" in fields
@@ -116,7 +115,7 @@ def _prediction(config: TransformerConfig, layer: ModuleSpec) -> ModuleSpec:
     return get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
 
 
-def own_gradients(whole: torch.nn.Module, stages: Sequence[Any], job: Job) -> tuple[float, dict[str, torch.Tensor]]:
+def own_gradients(whole: torch.nn.Module, stages, job: Job) -> tuple[float, dict[str, torch.Tensor]]:
     """Give a whole model the weights of stages, and run forward and backward of its first micro-batch."""
     weights = {name: parameter for stage in stages for name, parameter in stage.parameters.items()}
     parameters = dict(whole.named_parameters())

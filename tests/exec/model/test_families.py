@@ -1,7 +1,6 @@
 """Llama, Qwen and Mixtral: forwards and gradients of a plain reference, and the same bits however they are computed."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -60,7 +59,7 @@ MODELS = {
 }
 
 
-def family_job(model: dict[str, Any], **sections) -> Job:
+def family_job(model, **sections) -> Job:
     return small_job(model=SMALL | model, **sections)
 
 
@@ -198,7 +197,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(gpt, "backend", Backend)
 
 
-def asked(model: dict[str, Any]) -> dict[str, Any]:
+def asked(model):
     return model | {"config": model.get("config", {}) | ASKED}
 
 

@@ -1,7 +1,5 @@
 """Runs of every family: killed, brought back, stopped, cut into tensor ranks, to the same bits."""
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -19,7 +17,7 @@ TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
 
-def run_job(model: dict[str, Any], tensor_parallel=1, shared="") -> Job:
+def run_job(model, tensor_parallel=1, shared="") -> Job:
     """A job whose tensor ranks share sequences or experts, if `shared` is "sequence" or "expert"."""
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     kept = {key: value for key, value in model.items() if key in ("config", "rotary_scaling")}

@@ -140,7 +140,7 @@ def trained_struck(tested_job: Job, *struck: tuple[int, str, int]) -> tuple[list
     return losses, digests
 
 
-def first_difference(first: list[Any], second: list[Any]) -> int | None:
+def first_difference(first, second) -> int | None:
     return next((place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
 
 

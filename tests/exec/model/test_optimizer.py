@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -81,7 +80,7 @@ BETAS = TRAIN.beta1, TRAIN.beta2
 SCALED = {"adjust_lr_fn": "match_rms_adamw", "momentum": TRAIN.momentum}
 
 
-def adamw(*groups: dict[str, Any]) -> torch.optim.Optimizer:
+def adamw(*groups) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(groups), betas=BETAS, eps=TRAIN.epsilon, fused=True)
 
 

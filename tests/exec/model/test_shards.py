@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import cast
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ UNIT_ORDER = ["gated", "bias", "norm", "wide", "small"]
 TRAIN = TrainSection(weight_decay=0.1, warmup=1)
 DIVISOR = 4
 GATED = StoredNames({}, {"gated"})
-NO_STAGE = cast(Stage, None)
 
 
 def parameters() -> dict[str, torch.nn.Parameter]:
@@ -78,11 +76,11 @@ def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
 
 
 def norms_of(shards: Shards) -> list[list[float]]:
-    return [norms for _, norms, _, _ in shards.reduced(NO_STAGE)]
+    return [norms for _, norms, _, _ in shards.reduced(None)]
 
 
 def digests_of(shards: Shards) -> dict[int, str]:
-    return {number: digest(tensors) for number, (tensors, _) in shards.parts(NO_STAGE).items()}
+    return {number: digest(tensors) for number, (tensors, _) in shards.parts(None).items()}
 
 
 def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:

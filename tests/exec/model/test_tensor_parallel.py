@@ -152,7 +152,7 @@ class Exchanges:
 
         return wait
 
-    def run(self, call: Callable[[int, TensorGroup], Any]) -> list[Any]:
+    def run(self, call: Callable[[int, TensorGroup], Any]):
         """Run `call(rank, group)` for all ranks at once, and return the results by rank."""
 
         def of_rank(rank):

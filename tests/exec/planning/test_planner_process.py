@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -80,9 +78,6 @@ class Answers:
         planned = self.wait_for(self.ask(*failed))
         assert planned.plan is not None, planned.error
         return planned.plan
-
-
-Serve = Callable[..., Answers]
 
 
 @pytest.fixture
@@ -180,7 +175,7 @@ class _Strike(Observer):
     def __init__(self, started: list[int], after: int):
         self._started, self._after = started, after
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         if line["step"] == self._after:
             for pid in self._started:
                 os.kill(pid, signal.SIGKILL)

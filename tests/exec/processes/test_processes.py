@@ -9,13 +9,12 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from recycle import JobError, Worker
 from recycle.exec.processes import processes
-from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
+from recycle.exec.processes.forkserver import WorkerProcess
 from recycle.exec.processes.processes import LocalProcesses, Waker, require_open_files
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
@@ -79,8 +78,7 @@ class _Machine:
     def __init__(self, *programs: str, later: Sequence[str] = ()):
         self.server, self.waker = _Server(*programs, *later), Waker()
         run = RunSpecification(job="", cut=[], stages={}, faults=[], agent="", address="", started=0.0, directory=".")
-        server = cast(ForkServer, self.server)
-        self.processes = LocalProcesses(server, run, [WORKER], self.waker, len(programs))
+        self.processes = LocalProcesses(self.server, run, [WORKER], self.waker, len(programs))
         self.processes.start(Start(str(WORKER), 0, str(WORKER), 0))
 
     def wait_for_report(self) -> str:

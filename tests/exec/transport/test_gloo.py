@@ -5,10 +5,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
@@ -129,7 +127,7 @@ def simulated(settings: TransportSettings, groups: GroupsOfGeneration) -> GroupT
     return OwnDevice(settings, Device(eager=True))._form(groups)
 
 
-def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies=0) -> list[Any]:
+def hosts_of_a_stage(count: int, make=GlooTransport, copies=0):
     """The transports of hosts of one stage, with `copies` owners of each shard."""
     hosts = [Worker(k, 0) for k in range(count)]
     settings = TransportSettings(HashStore())

@@ -77,9 +77,6 @@ class Process:
         self.transport.settle()
 
 
-Start = Callable[..., dict[Worker, Process]]
-
-
 @pytest.fixture
 def start():
     """The workers of a schedule, formed: start(schedule)."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 
 from recycle import MicroBatch, Schedule, Shape, Worker, check
-from recycle.exec.model.stage import ReplicatedState, Stage
+from recycle.exec.model.stage import ReplicatedState
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients, parse_instruction
@@ -46,13 +45,12 @@ def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that a worker's interpreter requests from its transport, in order."""
     asked = []
     transport = SimpleNamespace(reduce=lambda group, *_: asked.append(group))
-    state = cast(Any, ReplicatedState)
-    layout = SimpleNamespace(reduce=lambda *given: state.reduce(None, *given))
+    layout = SimpleNamespace(reduce=lambda *given: ReplicatedState.reduce(None, *given))
     stages = {
         index: SimpleNamespace(index=index, gradient_bucket=lambda *_: [], tied_buffers=list, layout=layout)
         for index in schedule.stages_of(worker)
     }
-    interpreter = Interpreter(stages, schedule.shape.stages, cast(Any, transport), lambda _: None, ties=schedule.ties)
+    interpreter = Interpreter(stages, schedule.shape.stages, transport, lambda _: None, ties=schedule.ties)
     for instruction in schedule.program(worker):
         if isinstance(instruction, ReduceGradients):
             interpreter.reduce(instruction.stage)
@@ -153,8 +151,8 @@ class Meeting:
 def interpreted(stage, device: Streamed, with_streams: bool) -> Interpreter:
     """Run an iteration of a program of one stage on the device."""
     instructions = [parse_instruction(text, one_pipeline=True) for text in PROGRAM]
-    stages = {0: cast(Stage, QueuedStage(stage, device))}
-    interpreter = Interpreter(stages, 1, cast(Any, Nowhere()), lambda _: None, streams=device if with_streams else None)
+    stages = {0: QueuedStage(stage, device)}
+    interpreter = Interpreter(stages, 1, Nowhere(), lambda _: None, streams=device if with_streams else None)
     interpreter.begin(instructions, 0)
     for instruction in instructions:
         interpreter.execute(instruction)

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -102,13 +101,13 @@ class _Hold(Observer):
         self.directory, self.fault, self.step, self.workers = directory, fault, step, workers
         self._strikes, self._committed = False, -1
 
-    def event(self, event: dict[str, Any]):
+    def event(self, event):
         if event["kind"] == "fault" and event["fault"] == self.fault:
             self._strikes = True
             self._wait_for(["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"], self.step - 1)
             self._hold()
 
-    def committed(self, line: dict[str, Any]):
+    def committed(self, line):
         self._committed = line["step"]
         self._hold()
 

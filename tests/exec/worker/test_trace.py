@@ -8,14 +8,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from recycle import Shape, Worker
 from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks import trace
-from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog
 from recycle.exec.protocol import GenerationRecord
 from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
@@ -44,7 +42,7 @@ RAN = [ExecutedInstruction("0F0.0", At(10.0), At(11.0)), ExecutedInstruction("0B
 def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog:
     log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warn, **options)
     record = GenerationRecord(1, [], {}, "")
-    log.begin_generation(cast(Generation, SimpleNamespace(record=record, role=Worker(0, 0))))
+    log.begin_generation(SimpleNamespace(record=record, role=Worker(0, 0)))
     return log
 
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,11 @@ def text(schedule: Schedule, profile: Profile | None = None) -> str:
     return "".join(chrome_trace.dumps(schedule, profile))
 
 
-def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
+def file(schedule: Schedule, profile: Profile | None = None):
     return json.loads(text(schedule, profile))
 
 
-def events(schedule: Schedule, phase: str, profile: Profile | None = None) -> list[dict[str, Any]]:
+def events(schedule: Schedule, phase: str, profile: Profile | None = None):
     return [event for event in file(schedule, profile)["traceEvents"] if event["ph"] == phase]
 
 
@@ -143,7 +142,7 @@ def altered(change) -> bytes:
     return json.dumps(content).encode()
 
 
-def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
+def slice_of(content, name: str):
     return next(event for event in content["traceEvents"] if event["name"] == name)
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -159,7 +158,7 @@ def read(name: str, content: bytes, where: str) -> Schedule:
 SEEDS = {name: seeds(name) for name in formats.FORMATS}
 
 
-def documents(name: str) -> list[Any]:
+def documents(name: str):
     """The seeds that are JSON, parsed."""
     parsed = []
     for seed in SEEDS[name]:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -95,16 +94,16 @@ def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled):
         formats.read(profiled / "unlabelled")
 
 
-def label(text: str, begin: float, **entries) -> dict[str, Any]:
+def label(text: str, begin: float, **entries):
     return {"ph": "X", "cat": "user_annotation", "name": f"PP:{text}", "pid": 0, "ts": begin, "dur": 1.0, **entries}
 
 
-def events(*rows: str) -> list[dict[str, Any]]:
+def events(*rows: str):
     """A process per row, its actions one after another."""
     return [label(text, n, pid=pid) for pid, row in enumerate(rows) for n, text in enumerate(row.split())]
 
 
-def read(labels: list[dict[str, Any]]) -> Schedule:
+def read(labels) -> Schedule:
     return chrome_trace.loads(json.dumps({"traceEvents": labels}).encode(), "t.json")
 
 
