@@ -9,10 +9,9 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -175,25 +174,22 @@ class Runs:
         return sum(min(1.0, max(0.0, time - begun) / max(end - begun, 1e-12)) for begun, end, _ in runs)
 
 
-Change = Callable[[dict[str, Any]], Any]
-
-
-def each(rule: str, change: Callable[[Any], Any]) -> Change:
+def each(rule: str, change):
     """A change of all rows of a rule."""
     return lambda certificate: [change(row) for row in certificate["rows"] if row[0] == rule]
 
 
-def scaled(factor: float) -> Callable[[Any], Any]:
+def scaled(factor: float):
     return lambda row: row.__setitem__(3, [factor * multiplier for multiplier in row[3]])
 
 
-def without(rule: str) -> Change:
+def without(rule: str):
     return lambda certificate: certificate["rows"].__setitem__(
         slice(None), [r for r in certificate["rows"] if r[0] != rule]
     )
 
 
-def moved(number: int, by: int) -> Callable[[Any], Any]:
+def moved(number: int, by: int):
     return lambda row: row[1].__setitem__(number, row[1][number] + by)
 
 

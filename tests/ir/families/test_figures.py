@@ -38,43 +38,43 @@ def sizes(*pairs: tuple[int, int], chunks=1) -> list[Size]:
     return [(ranks, micro_batches, chunks) for ranks, micro_batches in pairs]
 
 
-def gpipe(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def gpipe(p, m, v, f, i, w):
     extra = (v - 1) * max(0, p - m)
     waits = [(p - 1 - r + extra) * (f + i + w) for r in range(p)]
     return waits[0], waits, [m * v] * p
 
 
-def one_f_one_b(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def one_f_one_b(p, m, v, f, i, w):
     return (p - 1) * (f + i + w), None, [min(p - r, m) for r in range(p)]
 
 
-def alternating(p: int, m: int, v: int, f: float, i: float, w: float, n: int | None = None) -> tuple[float, Any, Any]:
+def alternating(p, m, v, f, i, w, n=None):
     waits = [(p - 1 - r) * (f + i + w) for r in range(p)]
     peaks = [min(m * v, (v - 1) * (n or p) + 2 * (p - 1 - r) + 1) for r in range(p)]
     return waits[0], waits, peaks
 
 
-def single_group(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def single_group(p, m, v, f, i, w):
     return (p - 1 + (v - 1) * max(0, p - m)) * (f + i + w), None, None
 
 
-def zb_h1(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_h1(p, m, v, f, i, w):
     filled = min(p, m) - 1
     return (p - 1) * (f + i) - filled * min(f, i, w), (p - 1) * (f + i) - filled * min(f, w), [min(p, m)] * p
 
 
-def zb_h2(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_h2(p, m, v, f, i, w):
     bubble, inner = ((p - 1) * max(least, i - f, f + i - 2 * w) for least in (f, 0))
     return bubble, inner, [2 * p - 1] * p
 
 
-def zb_v(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_v(p, m, v, f, i, w):
     extra = max(0, p - 2) * max(0, w - i)
     bubble, inner = ((p - 1) * max(most, 2 * (i - w)) + extra for most in (i, i - f))
     return bubble, inner, [2 * p] * p
 
 
-def capped(cap: Callable[[int], int]) -> Callable[..., tuple[float, Any, Any]]:
+def capped(cap):
     def figures(p, m, v, f, i, w):
         return max(p - 1, 3 * (2 * p - cap(p)) - 1), None, min(cap(p), 2 * m)
 
