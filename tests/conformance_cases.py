@@ -4,8 +4,6 @@ Broken cases are the examples of tests/ir/test_check.py. Expected verdicts are t
 tests/test_conformance.py compares with those of the interpreter.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,16 +30,16 @@ TIMES = {**UNIT, "transfer": 0.25, "reduce": 2, "step": 0.5}
 Case = dict[str, Any]
 
 
-def case(name: str, schedule: Schedule, times: Case = UNIT, **options: Any) -> Case:
+def case(name: str, schedule: Schedule, times: Case = UNIT, **options) -> Case:
     """One case with recycle's verdict; keys with default values are left out."""
     given = {"name": name, **described(schedule, times, **options)}
     return {**given, "expect": check({**DEFAULTS, **given})}
 
 
-def described(schedule: Schedule, times: Case, **options: Any) -> Case:
+def described(schedule: Schedule, times: Case, **options) -> Case:
     """The keys of a case without name and verdict, and without those that have their defaults."""
     shape = schedule.shape
-    given: Case = {"shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
+    given = {"shape": [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]}
     if schedule.placement != loop_placement(shape):
         given["placement"] = {str(w): list(schedule.stages_of(w)) for w in shape.workers()}
     given |= {"failed": sorted(map(str, schedule.failed)), "optimizer": schedule.optimizer, "times": times, **options}
@@ -121,7 +119,7 @@ def broken() -> Iterator[Case]:
     yield case("too many bytes for its stage", lower(gpipe(Shape(1, 2, 3))), {**UNIT, "static": 7}, byte_limit=6)
 
 
-def broken_case(name: str, schedule: Schedule, **options: Any) -> Case:
+def broken_case(name: str, schedule: Schedule, **options) -> Case:
     return case(name, schedule, implied=is_implied(schedule), **options)
 
 

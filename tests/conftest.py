@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,19 +38,19 @@ class Servers(dict[str, "ForkServer"]):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _warm() -> None:
+def _warm():
     warm_children()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> None:
+def _frozen():
     """Freeze imported objects, so that the viewer's frequent collections skip them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
+def servers():
     started = Servers()
     yield started
     for server in set(started.values()):

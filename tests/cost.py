@@ -4,13 +4,10 @@
 unmarked test fails when it starts a process, or takes more than `LIMIT` seconds of the processor (compiling apart).
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import pytest
 from numba.core import event
@@ -31,25 +28,25 @@ FIXTURES = {
 LIMIT = 5.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 _compiling = event.TimingListener()
-_started: list[str] = []
+_started = []
 """The processes that the running test has started."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     for marker, meaning in COSTLY.items():
         config.addinivalue_line("markers", f"{marker}: {meaning}")
     event.register("numba:compile", _compiling)
     sys.addaudithook(_note_start)
     start = BaseProcess.start
 
-    def noted(process: BaseProcess) -> None:
+    def noted(process):
         _started.append(process.name)
         start(process)
 
-    BaseProcess.start = noted  # type: ignore[method-assign]
+    BaseProcess.start = noted
 
 
-def _note_start(name: str, arguments: tuple[Any, ...]) -> None:
+def _note_start(name: str, arguments):
     if name in STARTS:
         _started.append(str(arguments[1] if len(arguments) > 1 else name))
 
@@ -59,13 +56,13 @@ def _is_costly(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with costly tests come first, so that all processes end at the same time."""
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """Files with costly tests come first, the longest ones before all, so that all processes end at the same time."""
     for item in items:
         for fixture in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(FIXTURES[fixture])
     costly = {item.path for item in items if _is_costly(item)}
-    items.sort(key=lambda item: item.path not in costly)
+    items.sort(key=lambda item: (item.path not in costly, item.path.parent.name != "browser"))
 
 
 def _seconds() -> float:
@@ -74,7 +71,7 @@ def _seconds() -> float:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol() -> None:
+def pytest_runtest_protocol():
     _started.clear()
 
 

@@ -1,7 +1,5 @@
 """Hypothesis strategies for hostile files, made from valid ones or from nothing, and a check of readers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -83,7 +81,7 @@ def retold(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
 
 
 @st.composite
-def restructured(draw: st.DrawFn, documents: Sequence[Any]) -> Any:
+def restructured(draw: st.DrawFn, documents):
     """A valid JSON-like document with one to three of its values, keys or entries replaced."""
     document = json.loads(json.dumps(draw(st.sampled_from(documents))))
     for _ in range(draw(st.integers(1, 3))):
@@ -103,7 +101,7 @@ def restructured(draw: st.DrawFn, documents: Sequence[Any]) -> Any:
     return document
 
 
-def read_or_refused(read: Callable[[], Any], refusal: type[RecycleError], name: str) -> Any:
+def read_or_refused(read: Callable[[], Any], refusal: type[RecycleError], name: str):
     """Return the result of `read`, or None if it refuses with one printable line that begins with the file's name."""
     try:
         return read()

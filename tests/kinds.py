@@ -1,7 +1,5 @@
 """Kinds of instruction that tests register and unregister."""
 
-from __future__ import annotations
-
 from recycle.exec.worker.kinds import RUNS
 from recycle.ir.instruction import Instruction
 from recycle.ir.kinds import unregister
@@ -9,7 +7,7 @@ from recycle.ir.rules import KIND_RULES
 from viz.kinds import LOOKS
 
 
-def forget(kind: type[Instruction]) -> None:
+def forget(kind: type[Instruction]):
     """Unregister the kind registered last, and its entries in executor, checker and viewer."""
     RUNS.pop(kind, None)
     KIND_RULES.pop(kind, None)

@@ -10,8 +10,6 @@ which are put first on the path. The environment that runs this file is tested t
 This file imports the standard library only, so that a bare interpreter can make an environment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -29,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 VERSIONS = {"0.16.1": (3, 11), "0.17.1": (3, 12), "0.18.2": (3, 12), "0.19.2": (3, 12)}
 """Version of megatron-core -> the first Python that it supports."""
-PARTS: Mapping[str, Sequence[str]] = {
+PARTS = {
     "kill": ("tests/exec/model/test_tied.py::test_any_worker_may_die_and_rejoin_with_the_same_bits",),
     "loop": ("tests/megatron/test_loop.py",),
     "own model": ("tests/examples/test_scripts.py::test_a_job_trains_to_the_same_bits_through_a_failure",),
@@ -37,7 +35,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "providers": ("tests/exec/model/test_providers.py",),
 }
 """Part of the table -> tests, as pytest takes them."""
-ALL_PARTS: Mapping[str, Sequence[str]] = {
+ALL_PARTS = {
     "versions": ("tests/test_megatron_versions.py",),
     "model": ("tests/exec/model",),
     "megatron": ("tests/megatron",),
@@ -168,7 +166,7 @@ def _outcomes(report: Path) -> dict[str, str]:
 
 def differing_losses(rows: Sequence[Row]) -> list[str]:
     """Rows whose losses differ from the first row's with the same Python and torch."""
-    first: dict[tuple[str, str], Row] = {}
+    first = {}
     return [
         f"the losses of {' '.join(row.versions)} differ from those of {' '.join(other.versions)}"
         for row in rows
@@ -184,7 +182,7 @@ def table(rows: Sequence[Row], parts: Mapping[str, Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def make_environment(folder: Path, torch: str | None) -> None:
+def make_environment(folder: Path, torch: str | None):
     """Make an environment of the interpreter that runs this file, with all versions of megatron-core that it takes."""
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     pins["torch"] = torch or pins["torch"]
@@ -234,7 +232,7 @@ def main() -> int:
         print(f"{given.folder}: no environment to test; make matrix-setup MATRIX_PYTHON=python3.12 makes one")
         return 0
     logs.mkdir(parents=True, exist_ok=True)
-    parts, rows = ALL_PARTS if given.all else PARTS, list[Row]()
+    parts, rows = ALL_PARTS if given.all else PARTS, []
     if given.run is not None:
         failures = 0
         for environment in found:

@@ -1,7 +1,5 @@
 """A child process answers line by line, ends with its parent or when it is killed, and its end is seen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -27,14 +25,14 @@ for line in requests:
 
 
 @pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def echo(tmp_path, monkeypatch):
     monkeypatch.setattr("recycle.child.subprocess", subprocess)
     (tmp_path / "echo_child.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
     return "echo_child"
 
 
-def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: Path) -> None:
+def test_answers_are_lines_and_prints_go_to_standard_error(echo, tmp_path):
     with (tmp_path / "errors").open("w+b") as errors:
         child = Child(echo, ">", errors=errors)
         lines = child.lines()
@@ -47,7 +45,7 @@ def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: 
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
+def test_the_end_of_a_child_is_the_end_of_its_answers(echo):
     child = Child(echo, ">", errors=subprocess.DEVNULL)
     lines = child.lines()
     next(lines)
@@ -57,13 +55,12 @@ def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
     child.close()
 
 
-def test_a_child_ends_with_its_parent(echo: str) -> None:
+def test_a_child_ends_with_its_parent(echo):
     code = (
         f"from recycle.child import Child; child = Child('{echo}', '>');"
         " print(next(child.lines()).decode(), flush=True); input()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()

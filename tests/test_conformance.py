@@ -1,7 +1,5 @@
 """The conformance suite: recycle and an independent interpreter agree on its cases, and on random schedules."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -9,8 +7,6 @@ import shutil
 import subprocess
 import sys
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -27,22 +23,22 @@ seeds = given(st.integers(0, 10**6))
 
 
 @pytest.mark.parametrize("name", FAMILY_FILES)
-def test_recycle_and_the_interpreter_agree_on_every_case(name: str) -> None:
+def test_recycle_and_the_interpreter_agree_on_every_case(name):
     file = FOLDER / f"{name}.json"
     again = "write it again with: python -m tests.conformance_cases"
     assert file.read_text() == text_of(FAMILY_FILES[name]()), again  # with the verdicts of recycle
     assert list(run.differences(interpreter.check, [file])) == []
 
 
-def test_every_rule_but_those_of_style_has_a_case() -> None:
+def test_every_rule_but_those_of_style_has_a_case():
     cases = run.read_cases(FOLDER.glob("*.json"))
     found = {rule for each in cases for rule, *_ in each["expect"].get("findings", [])}
     assert found == {rule.code for rule in all_rules()} - NOT_MODELLED
 
 
-def test_a_case_that_was_changed_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_was_changed_differs(tmp_path, capsys):
     """Each without its last F, B, I or W."""
-    cases: list[dict[str, Any]] = json.loads((FOLDER / "families.json").read_text())
+    cases = json.loads((FOLDER / "families.json").read_text())
     for each in cases:
         programs = each["programs"]
         worker = max(programs)
@@ -56,7 +52,7 @@ def test_a_case_that_was_changed_differs(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.process
-def test_the_suite_runs_without_recycle(tmp_path: Path) -> None:
+def test_the_suite_runs_without_recycle(tmp_path):
     shutil.copytree(FOLDER.parent, tmp_path / "conformance", ignore=shutil.ignore_patterns("recycle*"))
     command = [sys.executable, "-S", "-m", "conformance.run"]  # without installed packages
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True, timeout=60)
@@ -66,7 +62,7 @@ def test_the_suite_runs_without_recycle(tmp_path: Path) -> None:
 @pytest.mark.slow
 @randomly
 @seeds
-def test_makespan_and_period_of_random_schedules_are_those_of_the_interpreter(seed: int) -> None:
+def test_makespan_and_period_of_random_schedules_are_those_of_the_interpreter(seed):
     rng = random.Random(seed)
     schedule = lower(random_schedule(rng))
     if rng.random() < 0.3:
@@ -92,7 +88,7 @@ def transfer_seconds(profile: Profile, shape: Shape) -> dict[str, list[float]]:
 @pytest.mark.slow
 @randomly
 @seeds
-def test_a_random_defect_is_found_by_both_near_its_place(seed: int) -> None:
+def test_a_random_defect_is_found_by_both_near_its_place(seed):
     rng = random.Random(seed)
     schedule = random_schedule(rng, most=3)
     broken = break_one_place(rng, lower(schedule) if rng.random() < 0.7 else schedule)
@@ -106,5 +102,5 @@ def test_a_random_defect_is_found_by_both_near_its_place(seed: int) -> None:
     assert {finding.worker for finding in findings} & ({str(worker) for worker in near} | {None}), findings
 
 
-def second_opinion(schedule: Schedule, times: dict[str, Any] = UNIT, **options: Any) -> dict[str, Any]:
+def second_opinion(schedule: Schedule, times=UNIT, **options):
     return interpreter.check({**run.DEFAULTS, **described(schedule, times, **options)})

@@ -1,22 +1,18 @@
 """The code in the guides runs as printed, and files on the pages are valid."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recycle import Profile, ScheduleError, Shape, check
+from recycle import Profile, Schedule, ScheduleError, Shape, check
 from recycle.cli import main
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
-from recycle.ir.schedule import Schedule
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -45,9 +41,7 @@ def blocks(page: str, language: str) -> list[str]:
         ("README.md", ["  1.1 xxx"]),
     ],
 )
-def test_code_of_a_page_runs_from_top_to_bottom(
-    page: str, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_page_runs_from_top_to_bottom(page, says, tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks(page, "python")), page, "exec"), {})
@@ -55,17 +49,17 @@ def test_code_of_a_page_runs_from_top_to_bottom(
     assert [text for text in says if text not in printed] == []
 
 
-def test_tests_named_by_the_support_page_exist() -> None:
+def test_tests_named_by_the_support_page_exist():
     named = set(re.findall(r"`(exec/[a-z_/]+\.py)`", (DOCS / "reference" / "support.md").read_text()))
     assert len(named) > 10
     assert {name for name in named if not (ROOT / "tests" / name).is_file()} == set()
 
 
-def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_family_and_the_test_of_the_family_page_run(monkeypatch):
     family, its_test, _ = blocks("docs/guides/add-a-family.md", "python")
     (registration,) = blocks("docs/guides/add-a-family.md", "diff")
     assert '"one-at-a-time": one_at_a_time' in registration
-    defined: dict[str, Any] = {}
+    defined = {}
     exec(compile(family, "one_at_a_time.py", "exec"), defined)
     one_at_a_time = defined["one_at_a_time"]
     monkeypatch.setattr(families, "one_at_a_time", one_at_a_time, raising=False)
@@ -81,7 +75,7 @@ def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.Monk
         one_at_a_time(Shape(1, 2, 2, 2))
 
 
-def test_file_of_the_format_page_round_trips() -> None:
+def test_file_of_the_format_page_round_trips():
     (text,) = blocks("docs/reference/file-format.md", "json")
     schedule = Schedule.loads(text)
     assert schedule.dumps() == text
@@ -90,7 +84,7 @@ def test_file_of_the_format_page_round_trips() -> None:
     assert all(f"`{key}`" in keys for key in json.loads(text))
 
 
-def test_profile_page_is_valid_and_lists_every_key() -> None:
+def test_profile_page_is_valid_and_lists_every_key():
     (text,) = blocks("docs/reference/profile-file.md", "json")
     profile = Profile.from_bytes(text.encode(), "docs/reference/profile-file.md")
     profile.require(Shape(2, 2, 1))
@@ -100,23 +94,21 @@ def test_profile_page_is_valid_and_lists_every_key() -> None:
     assert sorted(keys) == sorted(field.name for field in fields(Profile))
 
 
-def test_every_kind_of_event_is_on_its_page() -> None:
+def test_every_kind_of_event_is_on_its_page():
     table = (DOCS / "reference" / "events.md").read_text().split("| kind |")[1].split("\n\n")[0]
     code = "\n".join(path.read_text() for path in (ROOT / "recycle" / "exec").rglob("*.py"))
     written = re.findall(r"(?:\blog|\b_?event)\(\s*\"([a-z-]+)\"", code)
     assert set(written) - set(re.findall(r"^\| `([a-z-]+)` \|", table, flags=re.MULTILINE)) == set()
 
 
-def test_every_instruction_on_the_format_page_can_be_read() -> None:
+def test_every_instruction_on_the_format_page_can_be_read():
     table = (DOCS / "reference" / "file-format.md").read_text().split("## Instructions")[1].split("\n## ")[0]
     texts = re.findall(r"`(\(?[0-9][^` ]*)`", table)
     assert len(texts) >= 11
     assert [str(parse_instruction(text)) for text in texts] == texts
 
 
-def test_the_first_commands_of_the_readme_run_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_commands_of_the_readme_run_as_printed(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     first = (ROOT / "README.md").read_text().split("## A first run")[1].split("##")[0]
@@ -132,12 +124,12 @@ def test_the_first_commands_of_the_readme_run_as_printed(
     assert [re.findall("period [0-9.]+", picture) for picture in drawn] == [["period 27", "period 27"]] * 2
 
 
-def test_every_cause_of_a_gap_is_on_its_page() -> None:
+def test_every_cause_of_a_gap_is_on_its_page():
     table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+def test_the_readme_is_short_and_its_links_lead_somewhere():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 100
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]

@@ -1,21 +1,19 @@
 """Edge coloring: no two edges at one vertex share a color, and there are few colors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 
 import pytest
 
-from recycle.plans.edge_coloring import Edge, color_edges
+from recycle.plans.edge_coloring import color_edges
 
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("is_bipartite", [True, False])
-def test_colors_are_few_and_differ_at_each_vertex(seed: int, is_bipartite: bool) -> None:
+def test_colors_are_few_and_differ_at_each_vertex(seed, is_bipartite):
     random = Random(seed)
     left, right = range(random.randint(3, 12)), range(100, 100 + random.randint(1, 12))
-    edges: list[Edge] = []
+    edges = []
     for _ in range(random.randint(1, 120)):
         first, second = (random.choice(left), random.choice(right)) if is_bipartite else random.sample(left, 2)
         edges.append((first, second))

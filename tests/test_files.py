@@ -1,12 +1,9 @@
 """Files are read whole or refused, in whatever error the caller raises; its message is one printable line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from recycle.files import MOST_BYTES, read_whole, whole_folder, write_whole
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request):
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
@@ -28,7 +25,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_written_file_is_read(tmp_path: Path) -> None:
+def test_written_file_is_read(tmp_path):
     write_whole(tmp_path / "file", "whole")
     assert read_whole(tmp_path / "file", RecycleError) == b"whole"
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -36,7 +33,7 @@ def test_written_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refusal", [JobError, ScheduleError])
-def test_unreadable_file_raises_the_callers_error(refusal: type[RecycleError], tmp_path: Path) -> None:
+def test_unreadable_file_raises_the_callers_error(refusal, tmp_path):
     with pytest.raises(refusal, match=r"none: cannot be read \(No such file or directory\)"):
         read_whole(tmp_path / "none", refusal)
     with pytest.raises(refusal, match=r"cannot be read \(Is a directory\)"):
@@ -45,14 +42,14 @@ def test_unreadable_file_raises_the_callers_error(refusal: type[RecycleError], t
         read_whole("a\0b", refusal)
 
 
-def test_pipes_and_devices_are_refused_unread(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused_unread(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
         with pytest.raises(ScheduleError, match=rf"{path}: cannot be read \(not a regular file"):
             read_whole(path, ScheduleError)
 
 
-def test_giant_file_is_refused_unread(tmp_path: Path) -> None:
+def test_giant_file_is_refused_unread(tmp_path):
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(MOST_BYTES + 1)  # a hole: takes no room on the disk
     with pytest.raises(ScheduleError, match=r"giant: too large .*\(536870913 bytes, at most 536870912\)"):
@@ -62,7 +59,7 @@ def test_giant_file_is_refused_unread(tmp_path: Path) -> None:
         read_whole(tmp_path / "small", JobError, most=5)
 
 
-def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(RecycleError, match=rf"{path}: cannot be written \(it is not a reg"):
@@ -71,7 +68,7 @@ def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_files_and_folders_have_the_modes_that_the_umask_gives(umask: int, tmp_path: Path) -> None:
+def test_files_and_folders_have_the_modes_that_the_umask_gives(umask, tmp_path):
     write_whole(tmp_path / "file", "text")
     assert mode(tmp_path / "file") == 0o666 & ~umask
     with whole_folder(tmp_path / "folder") as folder:
@@ -82,7 +79,7 @@ def test_files_and_folders_have_the_modes_that_the_umask_gives(umask: int, tmp_p
     assert mode(tmp_path / "folder" / "file") == 0o666 & ~umask
 
 
-def test_guessable_links_and_folders_are_left_alone(tmp_path: Path) -> None:
+def test_guessable_links_and_folders_are_left_alone(tmp_path):
     """Another user of a shared folder plants a link; or a user's own folder has such a name."""
     important, shared = tmp_path / "important", tmp_path / "shared"
     for folder in (important, shared, shared / ".own.part"):
@@ -103,9 +100,7 @@ def test_guessable_links_and_folders_are_left_alone(tmp_path: Path) -> None:
     assert [(folder / "file").read_text() for folder in (important, shared / ".own.part")] == ["important"] * 2
 
 
-def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(tmp_path, monkeypatch):
     """As if it could be guessed."""
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
     (tmp_path / "important").write_text("important")
@@ -116,8 +111,8 @@ def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(
     assert (tmp_path / ".file.guessed").is_symlink()
 
 
-def test_first_complete_folder_wins(tmp_path: Path) -> None:
-    def write(name: str, meanwhile: Callable[[], None]) -> None:
+def test_first_complete_folder_wins(tmp_path):
+    def write(name, meanwhile):
         with whole_folder(tmp_path / "folder") as folder:
             (folder / name).touch()
             meanwhile()
@@ -128,21 +123,21 @@ def test_first_complete_folder_wins(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["first"]
 
 
-def test_a_message_is_one_printable_line() -> None:
+def test_a_message_is_one_printable_line():
     assert str(ScheduleError("plan.json: a\nb\t c")) == "plan.json: a b c"
     assert str(JobError("\x1b[2J\0 \ud800 \ufeffé")) == r"\x1b[2J\x00 \ud800 \ufeffé"
 
 
-def test_a_long_message_keeps_its_two_ends() -> None:
+def test_a_long_message_keeps_its_two_ends():
     message = str(ScheduleError("plan.json: " + "x" * 10**6 + " is not an instruction"))
     assert len(message) < 4100
     assert message.startswith("plan.json: xxx")
     assert message.endswith("xxx is not an instruction")
 
 
-def test_first_line_of_other_libraries_errors() -> None:
+def test_first_line_of_other_libraries_errors():
     cause = FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/__0_0.distcp")
-    assert first_line(CheckpointException("read", {0: (cause, [])})) == "No such file or directory"  # type: ignore[dict-item]
-    assert first_line(CheckpointException("read", {1: (ValueError("\n bad\nmore"), [])})) == "bad"  # type: ignore[dict-item]
+    assert first_line(CheckpointException("read", {0: (cause, [])})) == "No such file or directory"
+    assert first_line(CheckpointException("read", {1: (ValueError("\n bad\nmore"), [])})) == "bad"
     assert first_line(RuntimeError("gone\nException raised from recvBytes (most recent call first):")) == "gone"
     assert first_line(AssertionError()) == "AssertionError"

@@ -1,7 +1,5 @@
 """Job, profile and trace files that mean harm: each is read, or refused in one line that names the file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable
@@ -33,7 +31,7 @@ class Reader:
     seeds: list[bytes]
 
 
-def use_job(job: Job) -> None:
+def use_job(job: Job):
     with contextlib.suppress(JobError):
         job.profile()
         job.activation_limits()
@@ -41,7 +39,7 @@ def use_job(job: Job) -> None:
     assert Job.from_toml(explain_job(job)) == Job.from_toml(job.to_toml()) == job
 
 
-def use_profile(profile: Profile) -> None:
+def use_profile(profile: Profile):
     assert len(profile.digest()) == 16
     with contextlib.suppress(JobError):
         assert simulate(SCHEDULE, profile).makespan >= 0
@@ -70,7 +68,7 @@ PROFILES = [
 
 
 @pytest.fixture(scope="module", params=["job", "profile", "trace"])
-def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(request, tmp_path_factory):
     if request.param == "job":
         return Reader(Job.load, JobError, use_job, JOBS)
     if request.param == "profile":
@@ -78,14 +76,14 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Reader(run_trace.read_trace, RecycleError, len, [trace_file(tmp_path_factory.mktemp("run"))])
 
 
-def survives(reader: Reader, file: Path, content: bytes) -> None:
+def survives(reader: Reader, file: Path, content: bytes):
     file.write_bytes(content)
     value = read_or_refused(lambda: reader.read(file), reader.refusal, str(file))
     if value is not None:
         reader.use(value)
 
 
-def test_the_seeds_are_read(reader: Reader, tmp_path: Path) -> None:
+def test_the_seeds_are_read(reader, tmp_path):
     for seed in reader.seeds:
         (tmp_path / "file").write_bytes(seed)
         reader.use(reader.read(tmp_path / "file"))
@@ -94,7 +92,7 @@ def test_the_seeds_are_read(reader: Reader, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spoil", [lambda _: any_bytes(), mutated, retold], ids=["bytes", "mutated", "retold"])
 @quick
 @given(data=st.data())
-def test_a_spoiled_file_is_read_or_refused(reader: Reader, tmp_path: Path, spoil: Any, data: st.DataObject) -> None:
+def test_a_spoiled_file_is_read_or_refused(reader, tmp_path, spoil, data):
     survives(reader, tmp_path / "file", data.draw(spoil(reader.seeds)))
 
 
@@ -102,9 +100,7 @@ def test_a_spoiled_file_is_read_or_refused(reader: Reader, tmp_path: Path, spoil
 @pytest.mark.parametrize("reader", ["profile", "trace"], indirect=True)
 @quick
 @given(data=st.data())
-def test_a_file_with_values_of_other_kinds_is_read_or_refused(
-    reader: Reader, tmp_path: Path, data: st.DataObject
-) -> None:
+def test_a_file_with_values_of_other_kinds_is_read_or_refused(reader, tmp_path, data):
     documents = [json.loads(seed) for seed in reader.seeds]
     survives(reader, tmp_path / "file", json.dumps(data.draw(restructured(documents))).encode())
 
@@ -122,12 +118,12 @@ def test_a_file_with_values_of_other_kinds_is_read_or_refused(
         ('[data]\npath = "\\ud800"\n', "not valid TOML"),
     ],
 )
-def test_a_job_that_no_machine_could_run_is_refused(text: str, complaint: str) -> None:
+def test_a_job_that_no_machine_could_run_is_refused(text, complaint):
     with pytest.raises(JobError, match=f"job.toml: {complaint}"):
         Job.from_toml(GRID.decode() + text, "job.toml")
 
 
-def test_duplicate_key_of_a_profile_is_refused(tmp_path: Path) -> None:
+def test_duplicate_key_of_a_profile_is_refused(tmp_path):
     (tmp_path / "p.json").write_text('{"forward": 1, "forward": 2}')
     with pytest.raises(JobError, match=r"p\.json: 'forward' is there twice"):
         Profile.load(tmp_path / "p.json")

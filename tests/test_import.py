@@ -113,11 +113,11 @@ def imported(node: ast.AST, for_types: bool) -> Iterator[str]:
 
 
 @cache
-def imports(module: str, for_types: bool = True) -> frozenset[str]:
+def imports(module: str, for_types=True) -> frozenset[str]:
     return frozenset(imported(ast.parse(FILES[module].read_text()), for_types))
 
 
-def own_imports(module: str, for_types: bool = True) -> set[str]:
+def own_imports(module: str, for_types=True) -> set[str]:
     """The files of recycle and viz that `module` imports, with the packages that are loaded on the way to them."""
     files = set()
     for name in imports(module, for_types):
@@ -150,18 +150,18 @@ def run(code: str) -> str:
         "import " + ", ".join(f"recycle.cli.{file}" for file in COMMANDS.values()),
     ],
 )
-def test_the_top_loads_nothing_heavy(statement: str) -> None:
+def test_the_top_loads_nothing_heavy(statement):
     assert run(f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
 
 
 @pytest.mark.parametrize("package", ["recycle", "recycle.exec"])
-def test_all_public_names_can_be_imported(package: str) -> None:
+def test_all_public_names_can_be_imported(package):
     module = import_module(package)
     assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
 
 
 @pytest.mark.process
-def test_the_list_of_commands_imports_none_of_them() -> None:
+def test_the_list_of_commands_imports_none_of_them():
     shown = run("import sys; from recycle.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
                 "print(sorted(m for m in sys.modules if m.startswith('recycle.cli.')))")  # fmt: skip
     assert all(f" {name} " in shown for name in COMMANDS)
@@ -169,7 +169,7 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
 
 
 @pytest.mark.process
-def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> None:
+def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy():
     code = (
         "import sys; from recycle import *; from recycle.ir.families import gpipe; s = lower(gpipe(Shape(2, 4, 8)));"
         f"assert check(s) == []; simulate(s); print([m for m in {HEAVY!r} if m in sys.modules])"
@@ -177,14 +177,14 @@ def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> 
     assert run(code) == "[]"
 
 
-def test_imports_have_no_cycle() -> None:
+def test_imports_have_no_cycle():
     try:
         TopologicalSorter({module: own_imports(module, for_types=False) for module in FILES}).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_ir_imports_have_no_cycle_even_for_types() -> None:
+def test_ir_imports_have_no_cycle_even_for_types():
     ir = {module for module in FILES if within(module, "recycle.ir")}
     try:
         TopologicalSorter({module: own_imports(module) & ir for module in ir}).prepare()
@@ -193,7 +193,7 @@ def test_ir_imports_have_no_cycle_even_for_types() -> None:
 
 
 @pytest.mark.parametrize("part", LAYERS)
-def test_a_part_imports_only_what_its_layer_may(part: str) -> None:
+def test_a_part_imports_only_what_its_layer_may(part):
     allowed = (part, *LAYERS[part])
     files = [module for module in FILES if part_of(module) == part]
     assert files
@@ -216,18 +216,18 @@ def acts(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("room", ["recycle.exec.leader", "recycle.exec.protocol"])
-def test_leader_and_protocol_only_compute(room: str) -> None:
+def test_leader_and_protocol_only_compute(room):
     modules = [module for module in FILES if within(module, room)]
     assert modules
     assert {module: acts(module) for module in modules if acts(module)} == {}
 
 
-def test_every_folder_of_the_executor_has_its_place() -> None:
+def test_every_folder_of_the_executor_has_its_place():
     assert {path.parent.name for path in (ROOT / "recycle/exec").glob("*/__init__.py")} <= set(EXEC)
 
 
 @pytest.mark.parametrize("part", TORCHLESS)
-def test_parts_without_torch(part: str) -> None:
+def test_parts_without_torch(part):
     using = {
         module for module in FILES if within(module, part) for name in imports(module) if name.split(".")[0] in TORCH
     }

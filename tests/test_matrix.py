@@ -1,7 +1,5 @@
 """`make matrix` finds the environments, counts the tests of each part, and fails if anything failed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -24,7 +22,7 @@ done
 """Stands in for an interpreter whose runs and tests have these results."""
 
 
-def write_environment(folder: Path, loss: float, version: str, results: dict[str, str]) -> None:
+def write_environment(folder: Path, loss: float, version: str, results: dict[str, str]):
     python, copy = folder / "3.99" / "bin" / "python", folder / "3.99" / "megatron-core" / version
     python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(INTERPRETER)
@@ -49,14 +47,8 @@ def write_environment(folder: Path, loss: float, version: str, results: dict[str
     ],
 )
 def test_exit_status_is_1_if_a_test_failed_or_a_loss_differs(
-    loss: float,
-    changes: dict[str, str],
-    status: int,
-    cell: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    loss, changes, status, cell, tmp_path, monkeypatch, capsys
+):
     results = dict.fromkeys(matrix.PARTS, "")
     write_environment(tmp_path, 1.5, "0.9.1", results)
     write_environment(tmp_path, loss, "0.10.1", results | changes)
@@ -68,13 +60,13 @@ def test_exit_status_is_1_if_a_test_failed_or_a_loss_differs(
     assert second[head.index("kill") :].startswith(cell)
 
 
-def test_nothing_is_tested_without_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tested_without_environments(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["matrix", "--folder", str(tmp_path), "--others"])
     assert matrix.main() == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_and_calls_that_a_version_lacks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_calls_that_a_version_lacks_are_found(tmp_path, monkeypatch):
     used, copy = tmp_path / "recycle", tmp_path / "copy" / "megatron" / "core"
     for folder in (used, copy, tmp_path / "tests"):
         folder.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """Private names of megatron-core and torch are in one module, and versions outside of the range warn."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -20,7 +18,7 @@ NAMES = re.compile(
 """Names in texts and imports, or that differ between versions; ruff's SLF001 finds private attributes."""
 
 
-def test_private_and_version_dependent_names_are_in_one_module() -> None:
+def test_private_and_version_dependent_names_are_in_one_module():
     package = Path(recycle.__file__).parent
     home = Path(megatron_versions.__file__)
     assert len(home.read_text().splitlines()) <= 500
@@ -39,16 +37,14 @@ def test_private_and_version_dependent_names_are_in_one_module() -> None:
         ({"megatron-core": "0.18.0", "torch": "2.12.1"}, "torch 2.12.1"),
     ],
 )
-def test_only_versions_outside_of_the_range_warn(
-    versions: dict[str, str], package: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_only_versions_outside_of_the_range_warn(versions, package, monkeypatch, recwarn):
     monkeypatch.setattr(megatron_versions, "installed_versions", lambda: versions)
     megatron_versions.warn_unsupported_versions.__wrapped__()
     told = [str(warning.message) for warning in recwarn if warning.category is VersionWarning]
     assert [text.partition(" was not")[0] for text in told] == ([] if package is None else [package])
 
 
-def test_the_requirements_are_the_supported_range() -> None:
+def test_the_requirements_are_the_supported_range():
     project = tomllib.loads((Path(recycle.__file__).parents[1] / "pyproject.toml").read_text())["project"]
     first, end = megatron_versions.SUPPORTED["megatron-core"]
     assert f"megatron-core>={first},<{end}" in project["dependencies"]

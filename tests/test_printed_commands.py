@@ -4,8 +4,6 @@ Each page has a separate folder with the files that its commands name (`scene`),
 cannot run here stands in `NOT_RUN` with its reason; its options are still read by the command's own parser.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json
@@ -170,7 +168,7 @@ RUN = [place for place, commands in PRINTED.items() if not all(map(reason, comma
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What all pages start from: a job and a run of it, for both kinds of job."""
     folder = tmp_path_factory.mktemp("printed")
     for name, text in (("emulated", EMULATED), ("real", REAL)):
@@ -183,11 +181,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scene(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Path]:
+def scene(folder, tmp_path, monkeypatch, request):
     """The current directory: the files that the commands of a page name."""
-    place: str = request.node.callspec.params["place"]
+    place = request.node.callspec.params["place"]
     source = folder / ("real" if place in REAL_PAGES else "emulated")
     for name in ("examples", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -222,7 +218,7 @@ def scene(
         sys.modules.pop(name, None)
 
 
-def prepare(place: str, command: Command) -> None:
+def prepare(place: str, command: Command):
     """Make the files that the commands of one page name and no other does."""
     if place in ("data.md", "tokenize"):
         write_texts()
@@ -266,7 +262,7 @@ def prepare(place: str, command: Command) -> None:
         assert command("plan", "job.toml", "-o", "plan.json").status == 0
 
 
-def write_texts() -> None:
+def write_texts():
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|endoftext|>": 2, "[UNK]": 3}, unk_token="[UNK]"))
@@ -284,7 +280,7 @@ def write_texts() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("place", RUN)
-def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: str) -> None:
+def test_commands_of_a_page_run_in_order(scene, command, place):
     prepare(place, command)
     for text in PRINTED[place]:
         if reason(text) is not None:
@@ -301,7 +297,7 @@ def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: s
 
 
 @pytest.mark.parametrize("place", PRINTED)
-def test_the_options_of_every_command_exist(place: str) -> None:
+def test_the_options_of_every_command_exist(place):
     for text in PRINTED[place]:
         words = words_of(text)
         if "recycle" not in words or "=$PWD" in text:
@@ -316,7 +312,7 @@ def test_the_options_of_every_command_exist(place: str) -> None:
         parse(name, numbers)
 
 
-def test_all_commands_are_printed_and_all_reasons_used() -> None:
+def test_all_commands_are_printed_and_all_reasons_used():
     every = [command for commands in PRINTED.values() for command in commands]
     assert {words_of(command)[1] for command in every if command.startswith("recycle ")} == set(COMMANDS)
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in every)] == []
@@ -332,13 +328,13 @@ def benchmarks_printed() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", benchmarks_printed())
-def test_the_options_of_every_printed_benchmark_exist(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_of_every_printed_benchmark_exist(text, monkeypatch):
     class Parsed(Exception):
         """Ends a benchmark when its options are read."""
 
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parse(parser: argparse.ArgumentParser, *arguments: object) -> None:
+    def parse(parser, *arguments):
         parse_args(parser)
         raise Parsed
 

@@ -1,14 +1,11 @@
 """What is published: the static site, whose links lead somewhere, and the wheel, which holds what commands need."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,23 +17,21 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
-def site() -> ModuleType:
+def site():
     specification = importlib.util.spec_from_file_location("site_pages", DOCS / "site.py")
-    assert specification is not None
-    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
 
 
-def test_the_reference_has_the_whole_public_api(site: ModuleType) -> None:
+def test_the_reference_has_the_whole_public_api(site):
     named = {name for names in site.API.values() for name in names}
     assert named >= set(recycle.__all__)
     assert {name for name in named if not name.startswith("exec.")} == set(recycle.__all__)
     assert {name.removeprefix("exec.") for name in named - set(recycle.__all__)} <= set(recycle.exec.__all__)
 
 
-def test_links_become_pages_or_text(site: ModuleType, tmp_path: Path) -> None:
+def test_links_become_pages_or_text(site, tmp_path):
     text = (
         "[a](docs/reference/faults.md#kill) [b](CONTRIBUTING.md) [c](examples/notebooks) [d](https://example.org)"
         " ![e](docs/pictures/failure.svg)"
@@ -48,7 +43,7 @@ def test_links_become_pages_or_text(site: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_path: Path) -> None:
+def test_the_gallery_has_every_family_with_the_same_work(site, tmp_path):
     page = site.gallery(tmp_path)
     rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (?:[12] \| [0-9.]+) \| ([0-9.]+) % ", page, flags=re.MULTILINE))
     assert set(rows) == set(FAMILIES)
@@ -60,9 +55,7 @@ def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_p
     }
 
 
-def test_written_pages_are_in_the_navigation_with_valid_links(
-    site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_pages_are_in_the_navigation_with_valid_links(site, tmp_path, monkeypatch):
     monkeypatch.setattr(site, "gallery", lambda folder: "# Gallery")  # whose pages another test makes
     site.write_pages(tmp_path / "pages")
     written = {str(path.relative_to(tmp_path / "pages")) for path in (tmp_path / "pages").rglob("*.md")}
@@ -75,7 +68,7 @@ def test_written_pages_are_in_the_navigation_with_valid_links(
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_built_site_has_no_broken_references(tmp_path: Path) -> None:
+def test_built_site_has_no_broken_references(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra site)")
     pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings is not installed (extra site)")
     command = [sys.executable, str(DOCS / "site.py"), "--out", str(tmp_path)]
@@ -96,7 +89,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.soak
-def test_a_wheel_holds_what_the_commands_need(tmp_path: Path) -> None:
+def test_a_wheel_holds_what_the_commands_need(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pytest.skip("this environment has no pip")

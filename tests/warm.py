@@ -6,8 +6,6 @@ one per test process. What users start in another way is started that way once (
 tests/test_child.py starts `recycle.child.Child` itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import multiprocessing
@@ -53,30 +51,29 @@ def warm_context() -> ForkServerContext:
 
 def _address_of_server() -> str:
     """Where the server listens, for processes that are forked from it and start further ones."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server = forkserver._forkserver
     warm_context()
     server.ensure_running()
-    address: str = server._forkserver_address
-    return address
+    return server._forkserver_address
 
 
-def _share_server(address: str) -> None:
+def _share_server(address: str):
     """Have this process ask the server that it was forked from; by itself it would start another one, and import."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server = forkserver._forkserver
     server._forkserver_address, server.ensure_running = address, lambda: None
 
 
 class _Descriptor:
     """A file descriptor that reaches the process that is started with it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int):
         self._number = number
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return _detach, (reduction.DupFd(self._number),)
 
 
-def _detach(passed: Any) -> int:
+def _detach(passed) -> int:
     return int(passed.detach())
 
 
@@ -95,16 +92,15 @@ class WarmProcess:
     def __init__(
         self,
         function: Callable[..., object],
-        *arguments: object,
+        *arguments,
         streams: Mapping[int, int],
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> None:
+    ):
         passed = {target: _Descriptor(source) for target, source in streams.items()}
         settings = _address_of_server(), passed, str(directory or Path.cwd()), dict(environment or os.environ)
         self._process = warm_context().Process(target=_run, args=(*settings, function, *arguments), daemon=True)
         self._process.start()
-        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -117,12 +113,12 @@ class WarmProcess:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return code
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number: int):
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # the server has reaped it since
                 os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         self.send_signal(signal.SIGKILL)
 
 
@@ -132,8 +128,8 @@ def _run(
     directory: str,
     environment: dict[str, str],
     function: Callable[..., object],
-    *arguments: object,
-) -> None:
+    *arguments,
+):
     _share_server(server)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
     os.setsid()
@@ -147,14 +143,14 @@ def _run(
     function(*arguments)
 
 
-def run_recycle(*arguments: str) -> None:
+def run_recycle(*arguments: str):
     """The command line."""
     from recycle.cli import main
 
     main(list(arguments))
 
 
-def run_python(*command: str) -> None:
+def run_python(*command: str):
     """What Python does with a script, or `-m` and a module, and arguments."""
     sys.argv = list(command[command[0] == "-m" :])
     if command[0] == "-m":
@@ -206,7 +202,7 @@ def run_torchrun(arguments: Sequence[str], directory: Path) -> str:
     """What the processes of `torchrun *arguments` print: `--nproc-per-node N`, then a script or `-m MODULE`."""
     option, count, *command = arguments
     assert option == "--nproc-per-node"
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's own process has it
     common = {
@@ -220,7 +216,7 @@ def run_torchrun(arguments: Sequence[str], directory: Path) -> str:
 class _WarmChild(WarmProcess):
     """What `recycle.child.Child` uses of `subprocess.Popen`, for `python -m module PARENT arguments...`."""
 
-    def __init__(self, command: Sequence[str], *, stderr: Any, env: Mapping[str, str], **_: object) -> None:
+    def __init__(self, command: Sequence[str], *, stderr, env: Mapping[str, str], **_):
         module, _parent, *arguments = command[2:]
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
@@ -232,7 +228,7 @@ class _WarmChild(WarmProcess):
         self.stdin, self.stdout = os.fdopen(to_requests, "wb"), os.fdopen(from_answers, "rb")
 
 
-def _run_child(module: str, *arguments: str) -> None:
+def _run_child(module: str, *arguments: str):
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     run_python("-m", module, str(os.getppid()), *arguments)
 
@@ -240,14 +236,14 @@ def _run_child(module: str, *arguments: str) -> None:
 _PYTHON = sys.executable
 
 
-def _start(command: Sequence[str], **options: Any) -> Any:
-    start: Any = _WarmChild if command[0] == _PYTHON else subprocess.Popen
+def _start(command: Sequence[str], **options):
+    start = _WarmChild if command[0] == _PYTHON else subprocess.Popen
     return start(command, **options)
 
 
-def warm_children() -> None:
+def warm_children():
     """From now on a `recycle.child.Child` is forked from the server."""
-    child.subprocess = SimpleNamespace(Popen=_start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    child.subprocess = SimpleNamespace(Popen=_start, PIPE=subprocess.PIPE)
 
 
 class Failure(NamedTuple):
@@ -268,8 +264,8 @@ class WarmPool:
         store: of torch, which all share.
     """
 
-    def __init__(self, count: int, make: Callable[..., Callable[..., Any]], *arguments: object) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    def __init__(self, count: int, make: Callable[..., Callable[..., Any]], *arguments):
+        from torch.distributed import TCPStore
 
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._arguments = make, self.store.port, arguments
@@ -283,23 +279,23 @@ class WarmPool:
         child_end.close()
         return process, parent_end
 
-    def await_end(self, rank: int) -> None:
+    def await_end(self, rank: int):
         """Wait until a process has ended by itself, and start another in its place."""
         process, _ = self._members[rank]
         process.join(ANSWER_SECONDS)
         assert process.exitcode is not None, f"process {rank} does not end"
         self._members[rank] = self._start(rank)
 
-    def send(self, rank: int, *request: object) -> None:
+    def send(self, rank: int, *request):
         self._members[rank][1].send(request)
 
-    def receive(self, rank: int) -> Any:
+    def receive(self, rank: int):
         """A process's answer, or its `Failure`."""
         pipe = self._members[rank][1]
         assert pipe.poll(ANSWER_SECONDS), f"process {rank} hangs"
         return pipe.recv()
 
-    def ask(self, count: int, *request: object) -> list[Any]:
+    def ask(self, count: int, *request):
         """The answers of the first `count` processes to the same request. Raises RuntimeError where one failed."""
         assert count <= len(self._members), "too few processes were started"
         for rank in range(count):
@@ -313,7 +309,7 @@ class WarmPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for _, pipe in self._members:
             with contextlib.suppress(OSError):
                 pipe.send(None)
@@ -323,9 +319,9 @@ class WarmPool:
                 process.kill()
 
 
-def _answer(pipe: Any, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments: Sequence[Any]) -> None:
+def _answer(pipe, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments):
     import torch
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     faulthandler.dump_traceback_later(ABANDONED_SECONDS, exit=True)
     torch.set_num_threads(1)

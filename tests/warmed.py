@@ -1,7 +1,5 @@
 """Imported by the server that tests fork processes from (`tests.warm`): what each would do first is done there."""
 
-from __future__ import annotations
-
 import gc
 
 from recycle.exec.worker.worker import warm_up

@@ -1,7 +1,5 @@
 """`recycle.advice`: bounds, spares, and expectations against simulations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
@@ -20,11 +18,11 @@ from recycle.systems.scenario import Scenario
 FAILURES = FailureModel(rate=20.0, repair_median=10.0, repair_p90=60.0)
 
 
-def setting(gpus: int = 16, per_node: int = 2, days: float = 30.0) -> Setting:
+def setting(gpus=16, per_node=2, days=30.0) -> Setting:
     return Setting(Job.from_toml(JOB), gpus, per_node, days, FAILURES)
 
 
-def test_each_candidate_keeps_batch_and_gpus_and_no_first_plan_is_below_its_bound() -> None:
+def test_each_candidate_keeps_batch_and_gpus_and_no_first_plan_is_below_its_bound():
     job = Job.from_toml(JOB)
     every, most = list(candidates(job, 16, 4)), most_samples(job)
     assert len(every) == len(set(every)) > 100
@@ -43,11 +41,10 @@ def test_each_candidate_keeps_batch_and_gpus_and_no_first_plan_is_below_its_boun
     assert planned > 5
 
 
-def test_activations_go_to_the_host_where_its_link_makes_that_faster_than_recomputing_them() -> None:
+def test_activations_go_to_the_host_where_its_link_makes_that_faster_than_recomputing_them():
     given = with_value(with_value(setting(per_node=1), "model.layers", 64), "model.sequence", 8192)
     candidate = Candidate(1, 4, 4, 1, 2, "v", "none", True)
     job = job_of(given.job, candidate, 1)
-    assert job is not None
     assert job.memory.offload == "auto"
     bound, (period, copied) = least_period(job)[0], first_plan(job)
     assert bound <= period < bound * 1.3
@@ -61,12 +58,11 @@ def test_activations_go_to_the_host_where_its_link_makes_that_faster_than_recomp
     found = advice_of(given, candidate, job, period, given.dead(), copied)
     assert len(sensitivity(given, [found])) == len(sensitivity(given, [replace(found, copied=0.0)])) + 1
     slow = job_of(with_value(given, "memory.host_bandwidth", "1 MB").job, candidate, 1)
-    assert slow is not None
     assert slow.memory.offload == "off"
 
 
-def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares() -> None:
-    def change(time: float, failed: set[int], joined: set[int]) -> NodeChange:
+def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares():
+    def change(time, failed, joined):
         return NodeChange(time, frozenset(failed), frozenset(joined), dict.fromkeys(failed, "GPU"))
 
     nodes = frozenset(range(4))
@@ -90,39 +86,36 @@ def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares() ->
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102])
-def test_the_expectation_is_within_two_percent_of_the_simulation(seed: int) -> None:
+def test_the_expectation_is_within_two_percent_of_the_simulation(seed):
     result = compared(seed)
     expected = result.advice.expected
     assert expected.effective + sum(expected.lost.values()) == pytest.approx(1)
     assert abs(result.difference) < 0.02
 
 
-def test_a_single_pipeline_with_enough_spares_has_the_share_of_a_job_that_restarts() -> None:
+def test_a_single_pipeline_with_enough_spares_has_the_share_of_a_job_that_restarts():
     given = setting(gpus=64)
     job = job_of(given.job, Candidate(1, 2, 1, 1, 1, "loop", "none", False), 2)
-    assert job is not None
     scenario = replace(Scenario.of(job), failure_rate=2e-5)
     dead = DeadNodes((1.0,), *[31 * 2e-5] * 3)
     found = expect(scenario, 10.0, dead, FAILURES, spares=31 - scenario.nodes)
     checkpoints, pauses = scenario.checkpoints(1, 1.0), job.pauses
-    assert checkpoints is not None
     copied = scenario.copy_seconds(scenario.state_per_worker)
     pause = pauses.detect + 2 * pauses.rebuild + scenario.restart().restart + 2 * copied
     share = effective_share(2e-5, pause, checkpoints.every, checkpoints.stall)
     assert found.effective == pytest.approx(share, rel=1e-4)
 
 
-def test_effective_share_counts_pauses_repeated_work_and_checkpoints() -> None:
+def test_effective_share_counts_pauses_repeated_work_and_checkpoints():
     assert effective_share(0.0, 60.0, 100.0, 1.0) == pytest.approx(100 / 101)
     assert effective_share(0.01, 60.0, 1e-6, 0.0) == pytest.approx(exp(-0.6), rel=1e-6)
     # a failure each second on average: an interval of one second succeeds with probability 1/e
     assert effective_share(1.0, 0.0, 1.0, 0.0) == pytest.approx(1 / (exp(1) - 1))
 
 
-def test_announced_failures_lose_neither_work_nor_time_to_detect() -> None:
+def test_announced_failures_lose_neither_work_nor_time_to_detect():
     given = setting(days=365.0)
     job = job_of(given.job, Candidate(1, 2, 8, 1, 1, "loop", "none", False), 2)
-    assert job is not None
     given = replace(
         given, failures=FailureModel(rate=50.0, repair_median=1.0, repair_p90=2.0, burst=0.0, announced=1.0)
     )
@@ -133,12 +126,12 @@ def test_announced_failures_lose_neither_work_nor_time_to_detect() -> None:
     assert outcome.lost["rebuild"] > 0
 
 
-def test_the_page_has_the_predictions_that_the_command_prints() -> None:
+def test_the_page_has_the_predictions_that_the_command_prints():
     page = Path(__file__).parents[2] / "docs" / "advice.md"
     assert published() in page.read_text()
 
 
-def test_dead_nodes_of_a_trace_are_its_own_and_of_a_model_its_mean() -> None:
+def test_dead_nodes_of_a_trace_are_its_own_and_of_a_model_its_mean():
     changes = (
         NodeChange(25.0, frozenset({1}), frozenset()),
         NodeChange(50.0, frozenset({0}), frozenset({0}), {0: ANNOUNCED}),
@@ -154,7 +147,7 @@ def test_dead_nodes_of_a_trace_are_its_own_and_of_a_model_its_mean() -> None:
     assert expected.failed == pytest.approx(sum(each.failures / each.end for each in seen) / len(seen), rel=0.1)
 
 
-def test_advice_is_the_same_for_the_same_seeds_and_ordered_by_what_it_delivers() -> None:
+def test_advice_is_the_same_for_the_same_seeds_and_ordered_by_what_it_delivers():
     given = setting()
     once, again = (advise(given, 3, seeds=(0,)) for _ in range(2))
     assert once == again

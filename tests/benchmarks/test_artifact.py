@@ -1,7 +1,5 @@
 """The published cells come out of the published tables: the bookkeeping is understood, flaws and all."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.paper.artifact import CASES, TRACES, replay
@@ -11,7 +9,7 @@ CELLS = [(system, model, index) for system, model in CASES for index in range(le
 
 
 @pytest.mark.parametrize(("system", "model", "index"), CELLS)
-def test_the_artifacts_cells(system: str, model: str, index: int) -> None:
+def test_the_artifacts_cells(system, model, index):
     case = CASES[system, model]
     found = replay(system, model, public(f"oobleck/{TRACES[index]}.csv"))
     if system == "oobleck":
@@ -30,7 +28,7 @@ def test_the_artifacts_cells(system: str, model: str, index: int) -> None:
         ("GPT-2", "scale_p3-trace", 81.92, 7950),
     ],
 )
-def test_without_the_halting_flaw(model: str, trace: str, without: float, halted: float) -> None:
+def test_without_the_halting_flaw(model, trace, without, halted):
     path = public(f"oobleck/{trace}.csv")
     assert round(replay("oobleck", model, path, flaws=False).throughput, 2) == without
     assert replay("oobleck", model, path).halted == halted

@@ -1,7 +1,5 @@
 """The ratchet of the planner's mean gaps: on a few small jobs no family's mean is worse than what is kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from benchmarks.gaps import ALLOWED, FILE, SECTIONS, means, steps_of, tasks
 
 
 @pytest.mark.search
-def test_no_mean_gap_of_small_jobs_is_worse_than_the_one_that_is_kept() -> None:
+def test_no_mean_gap_of_small_jobs_is_worse_than_the_one_that_is_kept():
     kept = json.loads(FILE.read_text())["small"]
     found = means(SECTIONS["small"])
     assert {family: row["jobs"] for family, row in found.items()} == {name: row["jobs"] for name, row in kept.items()}
@@ -18,7 +16,7 @@ def test_no_mean_gap_of_small_jobs_is_worse_than_the_one_that_is_kept() -> None:
     assert not worse
 
 
-def test_steps_stand_for_seconds_and_fall_with_the_size() -> None:
+def test_steps_stand_for_seconds_and_fall_with_the_size():
     planned = sorted(tasks(SECTIONS["1 s"]), key=lambda task: task.job.shape.worker_count)
     assert len(planned) > 100
     small, large = planned[0], planned[-1]

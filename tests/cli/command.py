@@ -1,11 +1,8 @@
 """Runs the command line in this process and catches what it prints and how it exits."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -22,11 +19,9 @@ class Outcome:
     err: str
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self):
         """The one JSON object on standard output; nothing else may be there."""
-        parsed = json.loads(self.out)
-        assert isinstance(parsed, dict)
-        return parsed
+        return json.loads(self.out)
 
     def refused(self, *words: str) -> bool:
         """Whether the command refused its input: status 2, nothing printed, one line with a code on standard error."""
@@ -38,10 +33,10 @@ class Outcome:
 class Command:
     """`command("check plan.json --strict")` -> Outcome; text is split as a shell does, a path is an argument."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str]):
         self.capsys = capsys
 
-    def __call__(self, *arguments: object) -> Outcome:
+    def __call__(self, *arguments) -> Outcome:
         self.capsys.readouterr()
         words = [shlex.split(argument) if isinstance(argument, str) else [str(argument)] for argument in arguments]
         with pytest.raises(SystemExit) as stopped:

@@ -1,7 +1,5 @@
 """`recycle advise`: the chosen job file, other systems, and bad input refused in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,15 +7,14 @@ import pytest
 
 from benchmarks.advice import JOB
 from recycle.job import Job
-from tests.cli.command import Command
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     Path("job.toml").write_text(JOB)
 
 
-def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
+def test_the_command_writes_a_job_that_can_be_planned(command):
     told = command(
         "advise job.toml --gpus 16 --gpus-per-node 2 --days 5 --count 2 --seeds 1 --systems hot_spare --save saved"
         " -o chosen.toml --json"
@@ -33,7 +30,7 @@ def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
     assert command("plan chosen.toml -o plan.json --within 1").status == 0
 
 
-def test_without_seeds_nothing_is_simulated(command: Command) -> None:
+def test_without_seeds_nothing_is_simulated(command):
     told = command("advise job.toml --gpus 16 --gpus-per-node 2 --count 1 --seeds 0 --save saved --json")
     assert told.status == 0
     assert (told.json["systems"], told.json["configurations"][0]["simulated"]) == ([], [])
@@ -63,7 +60,7 @@ def test_without_seeds_nothing_is_simulated(command: Command) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(arguments: str, said: str, command: Command) -> None:
+def test_bad_input_is_one_line(arguments, said, command):
     told = command(f"advise job.toml {arguments}")
     assert told.status == 2
     assert said in told.err

@@ -1,24 +1,21 @@
 """`recycle compare`: one JSON object or tables, and bad input refused in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from recycle.systems import SYSTEMS
-from tests.cli.command import Command
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 12\n"
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     Path("job.toml").write_text(JOB)
     Path("trace.csv").write_text("3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n")
 
 
-def test_all_systems_on_a_trace(command: Command) -> None:
+def test_all_systems_on_a_trace(command):
     outcome = command("compare job.toml --trace trace.csv --json")
     printed = outcome.json
     assert (outcome.status, outcome.err) == (0, "")
@@ -32,14 +29,14 @@ def test_all_systems_on_a_trace(command: Command) -> None:
         assert booked == pytest.approx(86400)
 
 
-def test_the_same_seed_generates_the_same_trace(command: Command) -> None:
+def test_the_same_seed_generates_the_same_trace(command):
     options = "--systems oobleck --days 40 --rate 50 --json"
     once = command(f"compare job.toml {options} --seed 5").json
     assert once == command(f"compare job.toml {options} --seed 5").json
     assert once != command(f"compare job.toml {options} --seed 6").json
 
 
-def test_more_traces_and_a_longer_pause(command: Command) -> None:
+def test_more_traces_and_a_longer_pause(command):
     twice = command("compare job.toml --trace trace.csv --trace trace.csv --systems recycle --json").json
     assert [entry["trace"] for entry in twice["systems"]] == ["trace.csv"] * 2
     slow = command("compare job.toml --trace trace.csv --systems recycle --pause 76 --json").json
@@ -47,7 +44,7 @@ def test_more_traces_and_a_longer_pause(command: Command) -> None:
     assert slow["systems"][0]["goodput"] < twice["systems"][0]["goodput"]
 
 
-def test_schedules_after_a_failure_are_saved(command: Command) -> None:
+def test_schedules_after_a_failure_are_saved(command):
     saved = command("compare job.toml --trace trace.csv --save saved --json").json
     for entry in saved["systems"]:
         stem = f"saved/{entry['name']}"

@@ -1,7 +1,5 @@
 """`recycle convert`, `tokenize`, `import-hf` and `export-hf`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,21 +12,18 @@ from recycle import Job, Profile, Shape, lower
 from recycle.exec.data.indexed import IndexedRows
 from recycle.exec.data.loading import load_batches
 from recycle.ir.families import one_f_one_b
-from tests.cli.command import Command
 from tests.hugging_face.written import same_bits, stored, write_model, write_tensors
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
-def test_native_to_native_is_the_same_file(command: Command) -> None:
+def test_native_to_native_is_the_same_file(command):
     one_f_one_b(Shape(1, 2, 2)).save("a.json")
     for target, options in (("b.json", ""), ("c", "--from native --to native")):
         assert command(f"convert a.json {target} {options}").out == f"{target}: D=1 P=2 m=2, 8 instructions\n"
         assert Path(target).read_bytes() == Path("a.json").read_bytes()
 
 
-def test_timeline_has_simulated_times_and_converts_back(
-    command: Command,
-) -> None:
+def test_timeline_has_simulated_times_and_converts_back(command):
     source, timeline, back = map(Path, ("a.json", "a.trace.json", "b.json"))
     lower(one_f_one_b(Shape(2, 2, 2))).with_metadata(note="kept").save(source)
     Profile(1.0, 3.0, 2.0, latency=0.5).save("profile.json")
@@ -42,7 +37,7 @@ def test_timeline_has_simulated_times_and_converts_back(
         assert back.read_bytes() == source.read_bytes()
 
 
-def test_timeline_to_timeline_is_lossless(command: Command, caplog: pytest.LogCaptureFixture) -> None:
+def test_timeline_to_timeline_is_lossless(command, caplog):
     source, timeline, copy = map(Path, ("a.json", "a.trace.json", "b.trace.json"))
     one_f_one_b(Shape(1, 2, 2)).save(source)
     assert command(f"convert {source} {timeline} --times 1,3,2").status == 0
@@ -54,7 +49,7 @@ def test_timeline_to_timeline_is_lossless(command: Command, caplog: pytest.LogCa
 
 
 @pytest.mark.process
-def test_lossy_conversion_warns_on_standard_error() -> None:
+def test_lossy_conversion_warns_on_standard_error():
     one_f_one_b(Shape(1, 2, 2)).save("a.json")
     line = [sys.executable, "-c", "from recycle.cli import main; main()", "convert", "a.json", "a.csv"]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
@@ -62,7 +57,7 @@ def test_lossy_conversion_warns_on_standard_error() -> None:
     assert done.stderr == "a torch CSV cannot hold, and leaves out: metadata (family)\n"
 
 
-def test_hugging_face_model_is_imported_and_exported(command: Command) -> None:
+def test_hugging_face_model_is_imported_and_exported(command):
     folder, checkpoint, back = map(Path, ("model", "checkpoint", "back"))
     write_model(folder, vocab_size=300)
     write_tensors(folder, {name: tensor.bfloat16() for name, tensor in stored(folder).items()})
@@ -87,13 +82,13 @@ def test_hugging_face_model_is_imported_and_exported(command: Command) -> None:
     assert {tensor.dtype for tensor in stored(Path("wide")).values()} == {torch.float32}
 
 
-def test_import_prints_json(command: Command) -> None:
+def test_import_prints_json(command):
     outcome = command(f"import-hf {write_model(Path('model'))} -o checkpoint --json")
     expected = {"architecture": "LlamaForCausalLM", "parameters": 1640, "stored": ["float32"], "carried": []}
     assert outcome.json == {"checkpoint": "checkpoint"} | expected
 
 
-def test_job_trains_on_tokenized_files(command: Command) -> None:
+def test_job_trains_on_tokenized_files(command):
     saved_tokenizer(Path("model"))
     Path("a.txt").write_text(WORDS)
     outcome = command("tokenize a.txt -o corpus --tokenizer model")
@@ -110,7 +105,7 @@ def test_job_trains_on_tokenized_files(command: Command) -> None:
     assert batches.batch(0, 0)["tokens"].shape == (1, 16)
 
 
-def test_tokenize_prints_json(command: Command) -> None:
+def test_tokenize_prints_json(command):
     saved_tokenizer(Path("model"))
     Path("a.jsonl").write_text('{"body": "x"}\n{"body": "x"}\n')
     printed = command("tokenize a.jsonl -o corpus --tokenizer model --key body --json").json

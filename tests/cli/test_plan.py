@@ -12,12 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job import Job
-from recycle.job.profile import Profile
-from recycle.job.shape import Worker
+from recycle import Job, Profile, Schedule, Worker, check, simulate
 from recycle.plans import PlanLibrary
 from tests.waiting import until
 
@@ -233,7 +228,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
 
     shown = b""
 
-    def read() -> None:
+    def read():
         """Read to the end: a terminal that is not read is full after a while, and blocks its writer."""
         nonlocal shown
         with suppress(OSError):

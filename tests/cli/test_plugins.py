@@ -1,16 +1,11 @@
 """Families, kinds, transports and systems of other packages: by `--import` or entry points, or refused in one line."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from recycle import systems
-from recycle.errors import JobError
+from recycle import JobError, systems
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.plugin import transport_named
 from recycle.ir import plugins
@@ -18,8 +13,6 @@ from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.systems import comparison
 from recycle.systems.checkpoint_restart import HotSpare
-from recycle.systems.scenario import Scenario
-from tests.cli.command import Command
 from tests.kinds import forget
 from tests.test_docs import blocks
 
@@ -44,7 +37,7 @@ class Own({base}):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """The current directory, with a module of the documentation for each of a family and a kind."""
     family, _, registration = blocks("docs/guides/add-a-family.md", "python")
     (tmp_path / "family_alone.py").write_text(family)
@@ -65,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def install(**groups: str) -> None:
+def install(**groups: str):
     """Install a package with these entry points in a folder of Python's path."""
     about = Path("others-1.0.dist-info")
     about.mkdir()
@@ -74,12 +67,12 @@ def install(**groups: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
 
 
-def write_checked() -> None:
+def write_checked():
     """The schedule file with the new kind that the page on instructions writes."""
     exec(compile(blocks("docs/guides/add-an-instruction.md", "python")[1], "add-an-instruction.md", "exec"), {})
 
 
-def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Command) -> None:
+def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command):
     written = command("schedule one-at-a-time --import own_family -P 2 -m 3 -o own.json")
     assert written.status == 0, written.err
     assert command("simulate own.json --json").json["makespan"] == 3 * 2 * 3
@@ -90,7 +83,7 @@ def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Com
     assert command("convert checked.json checked.trace.json").status == 0
 
 
-def test_entry_points_of_installed_packages_are_known(command: Command) -> None:
+def test_entry_points_of_installed_packages_are_known(command):
     install(families="mine = family_alone:one_at_a_time", kinds="rerun = rerun:Rerun")
     written = command("schedule mine -P 2 -m 3 -o mine.json")
     assert written.status == 0, written.err
@@ -100,7 +93,7 @@ def test_entry_points_of_installed_packages_are_known(command: Command) -> None:
     assert command("schedule mine -P 2 -m 3 -V 2").refused("one-at-a-time: needs chunks = 1")
 
 
-def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_name_transports_and_systems(monkeypatch):
     install(
         transports="fast = recycle.exec.transport.gloo:Gloo",
         systems="mine = recycle.systems.checkpoint_restart:HotSpare",
@@ -125,9 +118,7 @@ def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatc
         (KIND.format(seconds="nothing", base="Compute"), ("nothing", "profile")),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_refused(
-    command: Command, text: str | None, words: tuple[str, ...]
-) -> None:
+def test_a_module_that_cannot_be_imported_is_refused(command, text, words):
     if text is not None:
         Path("broken.py").write_text(text)
     assert command("schedule 1f1b --import broken -P 2 -m 2").refused(*words)
@@ -144,16 +135,14 @@ def test_a_module_that_cannot_be_imported_is_refused(
         ("kinds", "mine = nowhere", ("nowhere",)),
     ],
 )
-def test_a_broken_entry_point_is_refused_with_its_package(
-    command: Command, group: str, line: str, words: tuple[str, ...]
-) -> None:
+def test_a_broken_entry_point_is_refused_with_its_package(command, group, line, words):
     install(**{group: line})
     assert command("schedule zb-h1 -P 2 -m 2").refused(f"recycle.{group}", "package others", *words)
 
 
-def test_errors_of_a_family_name_it(command: Command) -> None:
+def test_errors_of_a_family_name_it(command):
     register("falls")(lambda shape, optimizer: shape.nothing)
-    register("returns")(lambda shape, optimizer: 3)  # type: ignore[arg-type]
+    register("returns")(lambda shape, optimizer: 3)
     for name, words in (("falls", "AttributeError"), ("returns", "returned int")):
         assert command(f"schedule {name} -P 2 -m 2").refused(f"family {name}", words)
     with pytest.raises(ValueError, match="one word"):
@@ -163,7 +152,7 @@ def test_errors_of_a_family_name_it(command: Command) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("mine", "nowhere:Mine"), ("oobleck", "recycle.systems.checkpoint_restart:HotSpare")]
 )
-def test_a_broken_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_broken_system_is_refused(monkeypatch, name, value):
     install(systems=f"{name} = {value}")
     monkeypatch.delitem(sys.modules, "recycle.systems.comparison")
     with pytest.raises(JobError, match=rf"recycle\.systems: {name} of the package others"):
@@ -181,9 +170,7 @@ def test_a_broken_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, 
         (None, ('transport: "raises:Mine"', "RuntimeError", "raises.py:1")),
     ],
 )
-def test_a_broken_transport_is_refused(
-    command: Command, monkeypatch: pytest.MonkeyPatch, line: str | None, words: tuple[str, ...]
-) -> None:
+def test_a_broken_transport_is_refused(command, monkeypatch, line, words):
     Path("raises.py").write_text("raise RuntimeError('not here')")
     if line is None:
         monkeypatch.syspath_prepend(Path.cwd())
@@ -195,14 +182,14 @@ def test_a_broken_transport_is_refused(
 
 
 @pytest.mark.parametrize("system", [3, lambda scenario: scenario.nothing, lambda scenario: None])
-def test_a_system_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, system: Any) -> None:
+def test_a_system_that_cannot_be_made_is_refused(monkeypatch, system):
     monkeypatch.setitem(comparison.KNOWN, "mine", system)
     with pytest.raises(JobError, match="--systems: mine"):
-        comparison.make_system("mine", cast(Scenario, None))
+        comparison.make_system("mine", None)
 
 
 @pytest.mark.process
-def test_worker_processes_know_the_kind(command: Command) -> None:
+def test_worker_processes_know_the_kind(command):
     Path("job.toml").write_text(EMULATED)
     assert command("check --import rerun job.toml").status == 2
     write_checked()

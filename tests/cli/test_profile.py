@@ -1,7 +1,5 @@
 """`recycle profile` and `recycle report`: measured profiles, and the parts of a run's time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from recycle import Profile
 from recycle.runs.metrics import RUN_METRICS
 from recycle.runs.read_report import load_report
 from recycle.runs.report import TimePart
-from tests.cli.command import Command
 from tests.runs.test_report import assert_whole
 
 pytestmark = pytest.mark.process
@@ -32,11 +29,11 @@ steps = 5
 
 
 @pytest.fixture(autouse=True)
-def job() -> None:
+def job():
     Path("job.toml").write_text(EMULATED)
 
 
-def test_measured_profile_can_be_planned_with(command: Command, tmp_path: Path) -> None:
+def test_measured_profile_can_be_planned_with(command, tmp_path):
     outcome = command("profile job.toml -o p.json --repeats 2")
     assert outcome.status == 0
     lines = outcome.out.splitlines()
@@ -52,13 +49,13 @@ def test_measured_profile_can_be_planned_with(command: Command, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_profile_prints_json(command: Command) -> None:
+def test_profile_prints_json(command):
     printed = command("profile job.toml -o p.json --repeats 2 --json").json
     assert printed["profile"] == json.loads(Path("p.json").read_text())
     assert printed["hash"] == Profile.load("p.json").digest()
 
 
-def test_executed_profile_is_compared_with_the_plan(command: Command) -> None:
+def test_executed_profile_is_compared_with_the_plan(command):
     assert command("train job.toml --run run").status == 0
     outcome = command("profile run -o ran.json")
     assert outcome.status == 0
@@ -90,7 +87,7 @@ drift = 0.0
 """
 
 
-def test_report_parts_of_a_real_run_add_up(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_parts_of_a_real_run_add_up(command, tmp_path, monkeypatch):
     monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "job.toml").write_text(JOB)
     run = tmp_path / "run"

@@ -1,14 +1,11 @@
 """Invalid input gives one line with its place and exit status 2, and leaves no file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import FAMILIES, one_f_one_b
-from tests.cli.command import Command
 from tests.hugging_face.written import write_model
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
@@ -25,8 +22,6 @@ TEXTS = {
     "many.toml": "[shape]\npipelines = 'many'\n",
     "plan.json": PLAN,
     "cut.json": PLAN[:120],
-    "empty.json": "",
-    "later.json": PLAN.replace('"version": 1', '"version": 9'),
     "trace.csv": "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n",
     "text.txt": WORDS,
     "corpus.idx": "kept",
@@ -46,7 +41,7 @@ PROFILES = {
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     for name, saved in {**SCHEDULES, **PROFILES}.items():
@@ -66,9 +61,7 @@ REFUSED = [
     ("check none.json", "cannot be read (No such file or directory)"),
     ("check empty", "is a directory without any Chrome trace"),
     ("check cut.json", "cut.json", "truncated"),
-    ("check empty.json", "empty.json", "truncated"),
     ("check bytes.json", "bytes.json"),
-    ("check later.json", "version 9 is not known"),
     ("check plan.json --job job.toml", "plan.json", "D=1 P=2 m=2", "job.toml", "D=2 P=2 m=2"),
     ("check plan.json --job none.toml", "none.toml: cannot be read"),
     ("check --explain E42", "'E42' is not a code", "deadlock", "fifo"),
@@ -81,9 +74,6 @@ REFUSED = [
     ("convert plan.json b.json --from xml", "'xml' is not a format", "native"),
     ("convert plan.json b.xml", "no format has the suffix '.xml'"),
     ("convert none.json b.json", "cannot be read"),
-    ("convert plan.json a.trace.json --times 1,1", "--times", "F,I,W"),
-    ("convert plan.json a.trace.json --times 1,1,1 --profile plan.json", "--times or --profile"),
-    ("convert plan.json a.trace.json --profile none", "none", "cannot be read"),
     ("convert plan.json a.trace.json --profile three.json", "lists 3 stages"),
     ("convert deadlock.json a.trace.json", "deadlocks", "recycle check"),
     *(
@@ -99,7 +89,6 @@ REFUSED = [
     ("import-hf model -o no/x", "x: cannot be written (No such file or"),
     ("plan job.toml --failed 5.2", "worker 5.2 is outside the grid"),
     ("plan job.toml --failed one", "plan: --failed: 'one' is not a worker: write pipeline.rank"),
-    ("plan job.toml --failed '1.1;0.0'", "plan: --failed: '1.1;0.0' is not a worker: write pipeline.rank"),
     ("plan job.toml --failed 0.1,1.1", "plan: --failed: no live worker is left for stage 1"),
     ("plan job.toml --failed 0.0 --failures 1", "--failed or --failures, not both"),
     ("plan job.toml --failures 3 --library more", "at most 2 of the 4 workers can be dead", "got 3"),
@@ -123,7 +112,6 @@ REFUSED = [
     ("schedule zigzag -P 4 -m 6", "'zigzag' is not a family", ", ".join(FAMILIES)),
     ("schedule 1f1b -P 2 -m 2 -o s.xml", "'.xml'", "native"),
     ("schedule 1f1b -P 2 -m 2 -o no/s.json", "cannot be written"),
-    ("schedule interleaved -P 2 -m 5 -V 2 --group-size 4", "group_size must be", "got 4"),
     ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe does not take it, only zb-v, v-half, v-min"),
     ("schedule v-min -P 4 -m 8 --times 2,x", "--times '2,x': write F,I,W"),
     ("schedule 1f1b -P 2 -m 2 --replays 3", "no worker has a peer; give -D 2"),
@@ -135,7 +123,7 @@ REFUSED = [
     ("schedule 1f1b -P 2 -m 5 --group-size 3", "--group-size: 1f1b does not take it, only interleaved"),
     *(
         (f"simulate plan.json --times={times}", "--times", "F,I,W", "at least 0")
-        for times in ("1,2", "1,2,3,4", "1,2,x", "1,2,nan", "1,2,inf", "-1,2,3", "", "1,,2")
+        for times in ("1,2", "1,2,x", "1,2,nan", "-1,2,3", "")
     ),
     ("simulate plan.json --comm=-1", "--comm"),
     ("simulate plan.json --overlap 1,2", "--overlap"),
@@ -220,23 +208,21 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("name", "text", "says"), JOBS)
-def test_impossible_job_value_is_refused(command: Command, name: str, text: str, says: str) -> None:
+def test_impossible_job_value_is_refused(command, name, text, says):
     Path("job.toml").write_text(f"{SHAPE}{text}\n")
     assert command(name, "job.toml", "--failed 0.1" if name == "plan" else "--run run").refused(says)
     assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(("size", "micro_batches", "options", "says"), LARGE)
-def test_a_job_that_is_too_large_to_plan_is_refused(
-    command: Command, size: int, micro_batches: int, options: str, says: str
-) -> None:
+def test_a_job_that_is_too_large_to_plan_is_refused(command, size, micro_batches, options, says):
     shape = f"[shape]\npipelines = {size}\nranks = {size}\nmicro_batches = {micro_batches}\n"
     Path("job.toml").write_text(f"{shape}[planner]\nseconds = 5\n")
     assert command(f"plan job.toml {options}").refused(says)
 
 
 @pytest.mark.parametrize("row", [*REFUSED, *(pytest.param(row, marks=pytest.mark.process) for row in BY_RUNS)], ids=str)
-def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], command: Command, files: Path) -> None:
+def test_invalid_input_is_one_line_and_leaves_no_file(row, command, files):
     line, *words = row
     if "-hf" in line:
         write_model(files / "model")
@@ -265,7 +251,7 @@ def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], comm
         "nonsense",
     ],
 )
-def test_usage_errors_exit_2(command: Command, line: str) -> None:
+def test_usage_errors_exit_2(command, line):
     outcome = command(line)
     assert (outcome.status, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err

@@ -16,7 +16,6 @@ from recycle.cli.app import COMMANDS, command_of
 from recycle.exec.faults.kinds import KINDS
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
 from recycle.ir.rules import all_rules
-from tests.cli.command import Command
 
 SCRIPT = Path(sys.executable).parent / "recycle"
 
@@ -36,7 +35,7 @@ BUILT = {
 
 
 @pytest.mark.parametrize("options", BUILT)
-def test_options_build_the_schedule_and_it_passes_check(command: Command, options: str) -> None:
+def test_options_build_the_schedule_and_it_passes_check(command, options):
     built = BUILT[options]
     outcome = command(f"schedule {options} -o s.json")
     assert (outcome.status, outcome.err) == (0, "")
@@ -50,7 +49,7 @@ def test_options_build_the_schedule_and_it_passes_check(command: Command, option
     assert (checked.status, checked.json["findings"]) == (0, [])
 
 
-def test_replays_are_an_option(command: Command) -> None:
+def test_replays_are_an_option(command):
     for every, count in ((1, 8), (2, 4), (50, 4), ("gaps", 2)):
         assert command(f"schedule 1f1b -D 2 -P 2 -m 2 --replays {every} -o s.json").status == 0
         assert sum("REPLAY" in word for word in Schedule.load("s.json").words()) == count
@@ -58,7 +57,7 @@ def test_replays_are_an_option(command: Command) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_short_and_shows_its_examples_whole(command: Command, name: str) -> None:
+def test_help_is_short_and_shows_its_examples_whole(command, name):
     outcome = command(f"{name} --help")
     assert outcome.status == 0
     assert len(outcome.out.splitlines()) <= 60
@@ -70,14 +69,14 @@ def test_help_is_short_and_shows_its_examples_whole(command: Command, name: str)
 
 
 @pytest.mark.parametrize("name", ["train", "agent"])
-def test_all_kinds_of_faults_are_listed(command: Command, name: str) -> None:
+def test_all_kinds_of_faults_are_listed(command, name):
     listed = command(f"{name} --help-faults")
     assert listed.status == 0
     assert [kind.example for kind in KINDS.values() if kind.example not in listed.out] == []
 
 
 @pytest.mark.process
-def test_the_console_script_and_its_version() -> None:
+def test_the_console_script_and_its_version():
     shown = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "recycle 0.1.0\n", "")
     refused = subprocess.run([SCRIPT, "check", "/nowhere.json"], capture_output=True, text=True, check=False)
@@ -85,7 +84,7 @@ def test_the_console_script_and_its_version() -> None:
     assert refused.stderr == "recycle: /nowhere.json: cannot be read (No such file or directory) [schedule-error]\n"
 
 
-def test_json_is_the_file_or_what_was_written(command: Command) -> None:
+def test_json_is_the_file_or_what_was_written(command):
     assert command("schedule 1f1b -P 2 -m 2 --json").json["format"] == "recycle-schedule"
     shape = {"pipelines": 1, "ranks": 2, "micro_batches": 2, "chunks": 1}
     expected = {"file": "s.json", "family": "1f1b", "shape": shape, "instructions": 8}
@@ -93,7 +92,7 @@ def test_json_is_the_file_or_what_was_written(command: Command) -> None:
 
 
 @pytest.mark.process
-def test_on_a_terminal_the_schedule_is_drawn() -> None:
+def test_on_a_terminal_the_schedule_is_drawn():
     main, shown = pty.openpty()
     subprocess.run([SCRIPT, "schedule", "zb-v", "-P", "2", "-m", "2"], stdout=shown, check=True)
     os.close(shown)
@@ -108,7 +107,7 @@ JOB = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n"
 
 
 @pytest.fixture(autouse=True)
-def files() -> None:
+def files():
     """One that is valid, one with a forward twice, and one with a warning about serialised transports."""
     valid = one_f_one_b(Shape(1, 2, 3))
     valid.save("valid.json")
@@ -118,7 +117,7 @@ def files() -> None:
     Schedule.from_text(Shape(1, 2, 2), text).save("unsafe.json")
 
 
-def test_findings_exit_1_and_carry_every_field(command: Command) -> None:
+def test_findings_exit_1_and_carry_every_field(command):
     outcome = command("check broken.json --json")
     assert outcome.status == 1
     duplicate, missing = outcome.json["findings"]
@@ -128,7 +127,7 @@ def test_findings_exit_1_and_carry_every_field(command: Command) -> None:
     assert (missing["rule"], missing["instruction"]) == ("missing", "0B0.1")
 
 
-def test_finding_shows_its_place_in_the_program(command: Command) -> None:
+def test_finding_shows_its_place_in_the_program(command):
     outcome = command("check broken.json")
     assert outcome.status == 1
     assert "error duplicate on worker 0.0, position 1: 0F0.0" in outcome.out
@@ -136,7 +135,7 @@ def test_finding_shows_its_place_in_the_program(command: Command) -> None:
     assert "2 error(s), 0 warning(s)" in outcome.out
 
 
-def test_warnings_count_only_when_strict(command: Command) -> None:
+def test_warnings_count_only_when_strict(command):
     assert command("check unsafe.json").status == 0
     outcome = command("check unsafe.json --strict --json")
     assert outcome.status == 1
@@ -155,14 +154,14 @@ BYTES = 'activation = "100 B"\nstatic = ["1000 B", "50 B"]\n'
         (f'limit = "1199 B"\n{BYTES}', ["byte-limit"]),
     ],
 )
-def test_memory_limits_of_a_job_are_checked(command: Command, memory: str, rules: list[str]) -> None:
+def test_memory_limits_of_a_job_are_checked(command, memory, rules):
     Path("job.toml").write_text(f"{JOB}[memory]\n{memory}")
     outcome = command("check valid.json --job job.toml --json")
     assert (outcome.status, [finding["rule"] for finding in outcome.json["findings"]]) == (len(rules), rules)
 
 
 @pytest.mark.parametrize("code", [rule.code for rule in all_rules()])
-def test_every_rule_is_explained(command: Command, code: str) -> None:
+def test_every_rule_is_explained(command, code):
     outcome = command(f"check --explain {code}")
     assert outcome.status == 0
     assert outcome.out.startswith(f"{code} (")
@@ -171,7 +170,7 @@ def test_every_rule_is_explained(command: Command, code: str) -> None:
     assert printed["documentation"] in outcome.out
 
 
-def test_many_findings_are_counted(command: Command) -> None:
+def test_many_findings_are_counted(command):
     text = {"0.0": "0F0 " * 5000 + "0F1 0B0 0B1", "0.1": "1F0 1B0 1F1"}
     Schedule.from_text(Shape(1, 2, 2), text).save("flood.json")
     outcome = command("check flood.json")
@@ -191,11 +190,11 @@ CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.fixture(autouse=True)
-def timed_file() -> None:
+def timed_file():
     one_f_one_b(Shape(1, 4, 8)).save("1f1b.json")
 
 
-def test_the_figures_of_1f1b(command: Command) -> None:
+def test_the_figures_of_1f1b(command):
     outcome = command("simulate 1f1b.json --json")
     figures = outcome.json
     assert (outcome.status, outcome.err) == (0, "")
@@ -224,7 +223,7 @@ def test_the_figures_of_1f1b(command: Command) -> None:
         ("pairs.json --times 2,1,1", 12),
     ],
 )
-def test_times_overlap_and_comm_are_options(command: Command, line: str, makespan: float) -> None:
+def test_times_overlap_and_comm_are_options(command, line, makespan):
     Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 (0F1;0B0) (0F2;0B1) 0B2"}).save("pairs.json")
     Path("job.toml").write_text("[shape]\npipelines = 1\nranks = 4\nmicro_batches = 8\n[times]\nlink = 0.5\n")
     Profile(2.0, 3.0, 1.0).save("p.json")
@@ -232,7 +231,7 @@ def test_times_overlap_and_comm_are_options(command: Command, line: str, makespa
     assert command(f"simulate {line} --json").json["makespan"] == makespan
 
 
-def test_gaps_state_what_a_worker_waits_for(command: Command) -> None:
+def test_gaps_state_what_a_worker_waits_for(command):
     figures = command("simulate 1f1b.json --comm 0.5 --json").json
     assert figures["gaps"][0][0] == {
         "start": 4, "end": 13, "cause": "order", "before": "0B0.0",
@@ -249,7 +248,7 @@ def test_gaps_state_what_a_worker_waits_for(command: Command) -> None:
     assert lengths == figures["bubble"] == [17] * 4
 
 
-def test_failed_workers_are_null_in_every_list(command: Command) -> None:
+def test_failed_workers_are_null_in_every_list(command):
     figures = command(f"simulate {CASES}/adaptive_without_1.2.json --json").json
     assert figures["makespan"] == 36
     for name in ("inner_bubble", "peak_activations", "peak_bytes", "bubble", "peak_at", "gaps"):
@@ -257,7 +256,7 @@ def test_failed_workers_are_null_in_every_list(command: Command) -> None:
         assert [n for n, value in enumerate(figures[name]) if value is None] == [6]
 
 
-def test_slow_link_affects_both_directions_only(command: Command) -> None:
+def test_slow_link_affects_both_directions_only(command):
     links = {pair: Link(2.0) for pair in ("0.1>0.2", "0.2>0.1")}
     Profile(latency=0.5, links=links).save("p.json")
     slow = command("simulate 1f1b.json --profile p.json --json").json
@@ -267,7 +266,7 @@ def test_slow_link_affects_both_directions_only(command: Command) -> None:
     assert command("simulate 1f1b.json --profile p.json --link 0.2,0.1=4 --json").json["makespan"] == slow["makespan"]
 
 
-def test_invalid_schedule_is_simulated_with_a_warning(command: Command) -> None:
+def test_invalid_schedule_is_simulated_with_a_warning(command):
     Path("broken.json").write_text(Path("1f1b.json").read_text().replace(" 0F0.7", ""))
     outcome = command("simulate broken.json --json")
     assert outcome.json["makespan"] > 0

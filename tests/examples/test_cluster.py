@@ -1,7 +1,5 @@
 """The examples of a cluster as users run them: nodes in namespaces, Slurm's script, and Kubernetes' manifests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -32,7 +30,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 @pytest.fixture
-def recycle(tmp_path: Path) -> Path:
+def recycle(tmp_path):
     """The command, whatever environment the tests run in."""
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
@@ -49,7 +47,7 @@ def write_command(folder: Path, name: str, *lines: str) -> Path:
 
 
 @pytest.mark.soak
-def test_nodes_lose_power_and_network_and_return(recycle: Path, tmp_path: Path) -> None:
+def test_nodes_lose_power_and_network_and_return(recycle, tmp_path):
     try:
         Network(1).end()
     except PermissionError as refusal:
@@ -89,7 +87,7 @@ def test_nodes_lose_power_and_network_and_return(recycle: Path, tmp_path: Path) 
     assert not re.search(r"recycle\d+node", namespaces)
 
 
-def test_the_jobs_of_the_examples_can_be_read() -> None:
+def test_the_jobs_of_the_examples_can_be_read():
     for path in FOLDER.glob("*.toml"):
         Job.load(path).profile()
 
@@ -101,7 +99,7 @@ class SlurmJob:
         folder: with `bin/recycle` and `job.toml`; the run directory is `run` there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder, self.directory = folder, folder / "run"
         write_command(
             folder / "bin",
@@ -132,7 +130,7 @@ class SlurmJob:
                 start_new_session=True,
             )
 
-    def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]) -> None:
+    def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]):
         deadline = time.monotonic() + 240
         while not condition():
             assert time.monotonic() < deadline, (self.folder / "output").read_text()
@@ -140,7 +138,7 @@ class SlurmJob:
             time.sleep(0.1)
 
 
-def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle: Path, tmp_path: Path) -> None:
+def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle, tmp_path):
     membership = {"transport": "tests.exec.paced:Paced", "etcd_user": "root", "store": "etcd://127.0.0.1:2379"}
     sections = {"cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
     trained = job(2, 1, 2, membership=membership, **sections)
@@ -172,7 +170,7 @@ def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle: Path, tmp_
 
 
 @pytest.mark.parametrize(("code", "requeues"), [(0, False), (1, False), (75, True)])
-def test_slurm_requeues_your_own_script_after_the_loss_of_a_stage(code: int, requeues: bool, tmp_path: Path) -> None:
+def test_slurm_requeues_your_own_script_after_the_loss_of_a_stage(code, requeues, tmp_path):
     write_command(tmp_path / "bin", "srun", f'echo "$@" >called; exit {code}')
     write_command(tmp_path / "bin", "scontrol", 'echo "$*" >requeued')
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -184,7 +182,7 @@ def test_slurm_requeues_your_own_script_after_the_loss_of_a_stage(code: int, req
 
 
 @pytest.mark.soak
-def test_spare_takes_the_place_of_a_lost_node(recycle: Path, tmp_path: Path) -> None:
+def test_spare_takes_the_place_of_a_lost_node(recycle, tmp_path):
     etcd = EtcdServer(tmp_path)
     membership = {"transport": "tests.exec.paced:Paced", "rejoin_deadline": 300}
     cluster = Cluster(tmp_path, job(2, 1, 2, membership=membership), etcd, "spares", "--steps", "30")

@@ -1,7 +1,5 @@
 """The Kubernetes example: the schemas accept its manifests, its names are there, its etcd admits agents only."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -29,7 +27,7 @@ OLDEST = "1.31"
 """The first version in which podFailurePolicy is stable."""
 
 
-def manifest(kind: str, name: str) -> dict[str, Any]:
+def manifest(kind: str, name: str):
     (match,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
     return match
 
@@ -43,14 +41,14 @@ def job() -> Job:
     return Job.from_toml(manifest("ConfigMap", "recycle-job")["data"]["job.toml"])
 
 
-def test_the_schemas_of_kubernetes_accept_the_manifests() -> None:
+def test_the_schemas_of_kubernetes_accept_the_manifests():
     kubernetes = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: install the extra `test`")
     for version in (OLDEST, kubernetes.latest_version()):
         for each in MANIFESTS:
             kubernetes.validate(each, version, strict=True)
 
 
-def without_quantities(node: Any) -> Any:
+def without_quantities(node):
     """A manifest without amounts of memory and cores, which the models of the Trainer have no text for."""
     if isinstance(node, list):
         return [without_quantities(each) for each in node]
@@ -59,7 +57,7 @@ def without_quantities(node: Any) -> Any:
     return node
 
 
-def of_kind(file: str, kind: str) -> dict[str, Any]:
+def of_kind(file: str, kind: str):
     (match,) = (m for m in yaml.safe_load_all((FOLDER / file).read_text()) if m["kind"] == kind)
     return dict(match)
 
@@ -72,13 +70,13 @@ def of_kind(file: str, kind: str) -> dict[str, Any]:
         ("kubeflow.yaml", "TrainJob", "TrainerV1alpha1TrainJob"),
     ],
 )
-def test_the_models_of_the_trainer_accept_every_key(file: str, kind: str, model: str) -> None:
+def test_the_models_of_the_trainer_accept_every_key(file, kind, model):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="no kubeflow-trainer-api: install `test`")
     text = without_quantities(of_kind(file, kind))
     assert getattr(models, model).from_dict(text).to_dict() == text
 
 
-def test_jobset_and_trainer_start_the_pods_of_the_job() -> None:
+def test_jobset_and_trainer_start_the_pods_of_the_job():
     job = manifest("Job", "recycle")
     jobset, runtime, train_job = (
         of_kind(*each)
@@ -111,7 +109,7 @@ def test_jobset_and_trainer_start_the_pods_of_the_job() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path):
     unit = (FOLDER / "recycle-agent@.service").read_text()
     (options,) = re.findall("^ExecStart=/opt/recycle/bin/recycle (.+)$", unit, re.MULTILINE)
     here = re.sub("^ExecStart=.*", f"ExecStart={shutil.which('true')}", unit, flags=re.MULTILINE)
@@ -138,14 +136,14 @@ def recycle_commands() -> Iterator[list[str]]:
             yield shlex.split(line)
 
 
-def test_the_command_line_accepts_every_command_of_the_examples() -> None:
+def test_the_command_line_accepts_every_command_of_the_examples():
     commands = list(recycle_commands())
     assert {command[0] for command in commands} == {"agent", "drain"}
     for name, *arguments in commands:
         command_of(name).make_context(name, arguments)  # raises UsageError
 
 
-def test_volumes_secrets_and_mounts_match() -> None:
+def test_volumes_secrets_and_mounts_match():
     claims = {"PersistentVolumeClaim": "persistentVolumeClaim", "ConfigMap": "configMap"}
     defined = {(key, m["metadata"]["name"]) for m in MANIFESTS if (key := claims.get(m["kind"]))}
     defined |= {("secret", name) for name in re.findall(r"kubectl create secret generic (\S+)", TEXT)}
@@ -162,7 +160,7 @@ def test_volumes_secrets_and_mounts_match() -> None:
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-def test_containers_have_no_privileges_and_bounded_memory() -> None:
+def test_containers_have_no_privileges_and_bounded_memory():
     for pod in pods().values():
         assert pod["securityContext"]["runAsNonRoot"]
         for container in pod["containers"]:
@@ -172,14 +170,14 @@ def test_containers_have_no_privileges_and_bounded_memory() -> None:
             assert "livenessProbe" in container
 
 
-def test_files_of_the_image_exist() -> None:
+def test_files_of_the_image_exist():
     recipe = (FOLDER / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE):
         for source in line.split():
             assert (FOLDER.parents[1] / source).exists()
 
 
-def test_job_has_a_pod_per_node_and_mounted_paths() -> None:
+def test_job_has_a_pod_per_node_and_mounted_paths():
     of_run, trained = manifest("Job", "recycle")["spec"], job()
     trained.profile()
     nodes = len(place_workers(trained.shape, trained.cluster.workers_per_node))
@@ -196,7 +194,7 @@ def test_job_has_a_pod_per_node_and_mounted_paths() -> None:
 @pytest.mark.etcd
 @pytest.mark.process
 @pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_etcd_of_the_manifest_requires_a_certificate(tmp_path: Path) -> None:
+def test_etcd_of_the_manifest_requires_a_certificate(tmp_path):
     for line in re.findall(r"^#   ((?:openssl|printf) .+)$", TEXT, re.MULTILINE):
         subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True)
     with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
@@ -212,7 +210,6 @@ def test_etcd_of_the_manifest_requires_a_certificate(tmp_path: Path) -> None:
     arguments = [argument for argument in container["command"][1:] if "metrics" not in argument]
     for before, after in replaced.items():
         arguments = [argument.replace(before, after) for argument in arguments]
-    assert ETCD is not None
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen([ETCD, *arguments], stdout=log, stderr=log)
     try:

@@ -1,7 +1,5 @@
 """The dashboard and the alert rules name metrics, labels and kinds of events that exist, in valid PromQL."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -21,13 +19,11 @@ yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[t
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
-RULES: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
-]
+RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 LABELS = {metric.name: {"run", *metric.labels} for metric in RUN_METRICS}
 
 
-def selectors(expression: str) -> Iterator[Any]:
+def selectors(expression: str):
     """The parts of an expression that select a metric; parsing fails on what is not PromQL."""
     pending = [promql.parse(expression.replace("$run", "run"))]
     while pending:
@@ -48,7 +44,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_expression_selects_existing_metrics_and_labels(where: str, expression: str) -> None:
+def test_expression_selects_existing_metrics_and_labels(where, expression):
     found = list(selectors(expression))
     assert found
     assert len(found) == len(re.findall(r"\brecycle_\w+", expression))
@@ -60,7 +56,7 @@ def test_expression_selects_existing_metrics_and_labels(where: str, expression: 
                 assert matcher.value in kinds
 
 
-def test_panels_show_existing_labels_and_do_not_overlap() -> None:
+def test_panels_show_existing_labels_and_do_not_overlap():
     cells = set()
     for panel in DASHBOARD["panels"]:
         labels = set.union(*(LABELS[each.name] for target in panel["targets"] for each in selectors(target["expr"])))
@@ -77,7 +73,7 @@ def test_panels_show_existing_labels_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_alerts_are_distinct_and_name_labels_of_their_metrics() -> None:
+def test_alerts_are_distinct_and_name_labels_of_their_metrics():
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         labels = set.union(*(LABELS[each.name] for each in selectors(rule["expr"])))
@@ -85,7 +81,7 @@ def test_alerts_are_distinct_and_name_labels_of_their_metrics() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
-def test_scrape_configuration_uses_the_port_of_the_guide() -> None:
+def test_scrape_configuration_uses_the_port_of_the_guide():
     guide = (FOLDER.parents[1] / "docs" / "guides" / "monitoring.md").read_text()
     (port,) = re.findall(r"^ +prometheus = (\d+)", guide, flags=re.MULTILINE)
     config = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
@@ -95,6 +91,6 @@ def test_scrape_configuration_uses_the_port_of_the_guide() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: install Prometheus")
-def test_prometheus_accepts_the_configuration_and_the_rules() -> None:
+def test_prometheus_accepts_the_configuration_and_the_rules():
     command = ["promtool", "check", "config", str(FOLDER / "prometheus.yaml")]
     assert subprocess.run(command, capture_output=True).returncode == 0

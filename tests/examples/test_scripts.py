@@ -3,8 +3,6 @@
 Killed workers return, and the losses equal the losses of the run without failures, to the bit.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -28,7 +26,7 @@ EXAMPLES = Path("examples")
 
 def run_cells(name: str) -> tuple[dict[str, Any], list[Any]]:
     """The names that are defined in the end, and what the last line of each cell of code gives, if it is a value."""
-    names: dict[str, Any] = {}
+    names = {}
     shown = []
     cells = json.loads((EXAMPLES / "notebooks" / f"{name}.ipynb").read_text())["cells"]
     for cell in cells:
@@ -45,9 +43,7 @@ def run_cells(name: str) -> tuple[dict[str, Any], list[Any]]:
     return names, shown
 
 
-def test_a_schedule_is_written_checked_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schedule_is_written_checked_and_drawn(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     names, shown = run_cells("write_a_schedule")
@@ -60,7 +56,7 @@ def test_a_schedule_is_written_checked_and_drawn(
 
 
 @pytest.mark.search
-def test_failures_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_planned_for(capsys):
     names, shown = run_cells("plan_for_failures")
     assert names["healthy"].period < 27
     assert (names["adaptive"].period, names["adaptive"].gap) == (27, 0)
@@ -72,7 +68,7 @@ def test_failures_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-def test_training_goes_through_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_goes_through_a_failure(capsys):
     names, shown = run_cells("train_through_one")
     assert names["struck"].losses == names["calm"].losses
     assert "worker 1.1 re-joined at step 8" in capsys.readouterr().out
@@ -81,9 +77,7 @@ def test_training_goes_through_a_failure(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("name", "family"), [("own_model", zb_h1), ("megatron_data", interleaved)])
-def test_a_job_trains_to_the_same_bits_through_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, family: Any
-) -> None:
+def test_a_job_trains_to_the_same_bits_through_a_failure(tmp_path, capsys, name, family):
     command, file = Command(capsys), EXAMPLES / name / "job.toml"
     if name == "megatron_data":  # a token file that megatron-core's builder writes
         file = Path(shutil.copy(file, tmp_path))
@@ -104,7 +98,7 @@ def test_a_job_trains_to_the_same_bits_through_a_failure(
 
 
 @pytest.mark.process
-def test_the_demo_compares_both_runs_and_writes_the_timeline(tmp_path: Path) -> None:
+def test_the_demo_compares_both_runs_and_writes_the_timeline(tmp_path):
     command = ["examples/tiny_gpt/demo.py", "--run", str(tmp_path / "demo"), "--steps", "9"]
     printed = outputs_of_scripts(command, ROOT)
     assert "losses identical to the last bit: yes" in printed
@@ -125,7 +119,7 @@ def losses(command: str) -> list[float]:
 
 
 @pytest.mark.process
-def test_every_schedule_of_the_docstring_of_megatrons_loop_trains_the_same_model() -> None:
+def test_every_schedule_of_the_docstring_of_megatrons_loop_trains_the_same_model():
     text = (EXAMPLES / "megatron_loop" / "train.py").read_text()
     zero_bubble, two_replicas, on_a_v, own = map(losses, re.findall(r"^    (torchrun .*)$", text, flags=re.MULTILINE))
     assert len(own) == len(two_replicas) == 2
@@ -136,7 +130,7 @@ def test_every_schedule_of_the_docstring_of_megatrons_loop_trains_the_same_model
 
 
 @pytest.mark.process
-def test_torch_runs_an_exported_schedule_to_the_gradients_of_the_unsplit_model() -> None:
+def test_torch_runs_an_exported_schedule_to_the_gradients_of_the_unsplit_model():
     script = ROOT / "examples" / "torch_pipelining" / "train.py"
     printed = run_torchrun(["--nproc-per-node", "2", str(script), "--chunks", "2", "--schedule", "zb-v"], script.parent)
     assert re.findall(r"rank \d: gradients of stages \[\d, \d\] equal ", printed) == [

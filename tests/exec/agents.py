@@ -3,8 +3,6 @@
 A run goes slowly until `finish`, so that it lasts as long as a test has something to wait for or to strike.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -28,7 +26,7 @@ PATIENCE = 120.0
 LOOPBACK = [Node(f"127.0.0.{number + 2}") for number in range(4)]
 
 
-def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams: Any) -> subprocess.Popen[Any]:
+def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams) -> subprocess.Popen[Any]:
     """Start an agent in `directory` on a node; it finds the transport of `tests.exec.paced`."""
     command = node.command(*COMMAND, *options)
     return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
@@ -45,21 +43,15 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        job: Job,
-        server: EtcdServer,
-        name: str,
-        *options: str,
-        nodes: Sequence[Node] = LOOPBACK,
-    ) -> None:
+        self, directory: Path, job: Job, server: EtcdServer, name: str, *options: str, nodes: Sequence[Node] = LOOPBACK
+    ):
         self._directory, self._server, self._name, self._options = directory, server, name, options
         self._nodes = nodes
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
-        self.agents: dict[int, subprocess.Popen[bytes] | WarmProcess] = {}
+        self.agents = {}
 
-    def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmProcess:
+    def start(self, node: int, *more: str, as_user=False) -> subprocess.Popen[bytes] | WarmProcess:
         """Start the agent of a node.
 
         Args:
@@ -82,14 +74,14 @@ class Cluster:
     def output(self, node: int) -> Path:
         return self._directory / f"agent{node}.out"
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name: str):
         """Lines of `metrics` or `events` so far."""
         return lines_of(self._directory / "run", name)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: str):
         return events_of(self._directory / "run", kind)
 
-    def reach(self, condition: Callable[[], bool], what: str) -> None:
+    def reach(self, condition: Callable[[], bool], what: str):
         """Wait for something to have happened."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
@@ -99,10 +91,10 @@ class Cluster:
             assert not ended, f"agents {ended} ended before {what}; {messages}"
             time.sleep(0.05)
 
-    def reach_step(self, step: int) -> None:
+    def reach_step(self, step: int):
         self.reach(lambda: len(self.lines("metrics")) > step, f"step {step}")
 
-    def slow_down(self, seconds: float) -> None:
+    def slow_down(self, seconds: float):
         """Let every iteration begin with such a pause, while a test awaits something slow."""
         (self._directory / SLOWLY).write_text(f"{seconds}")
 
@@ -111,7 +103,7 @@ class Cluster:
         messages = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
         return max((int(text), node) for node, text in messages.items() if text.strip().isdigit())[1]
 
-    def assert_trained_as(self, calm: RunResult) -> None:
+    def assert_trained_as(self, calm: RunResult):
         """Every step once, with the losses and at the end the states of a calm run on one machine, to the last bit."""
         metrics, final = self.lines("metrics"), self.events("finished")[-1]["digests"]
         assert [line["step"] for line in metrics] == list(range(len(calm.losses)))
@@ -122,23 +114,23 @@ class Cluster:
             worker: {str(stage): digest for stage, digest in calm.digests[worker].items()} for worker in final
         }
 
-    def kill(self, node: int) -> None:
+    def kill(self, node: int):
         self.agents[node].kill()
         self.agents[node].wait()
 
-    def reach_end(self, node: int, code: int) -> None:
+    def reach_end(self, node: int, code: int):
         """Wait until an agent has ended, with this exit code."""
         ended = self.agents.pop(node).wait(PATIENCE)
         assert ended == code, f"agent {node}: {ended}; {self.output(node).read_text()[-2000:]}"
 
-    def finish(self) -> None:
+    def finish(self):
         """Let the run go at full speed, and wait until every agent that was not killed has ended well."""
         (self._directory / SLOWLY).unlink()
         for node, agent in self.agents.items():
             code = agent.wait(PATIENCE)
             assert code in (0, -signal.SIGKILL), f"agent {node}: {code}; {self.output(node).read_text()[-2000:]}"
 
-    def end(self) -> None:
+    def end(self):
         for agent in self.agents.values():
             if agent.poll() is None:
                 agent.send_signal(signal.SIGCONT)

@@ -1,27 +1,16 @@
 """Runs with real worker processes, forked by the servers that all tests share."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from recycle import Job
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.launch.trackers import Observer
-from recycle.exec.processes.forkserver import ForkServer
-from recycle.ir.schedule import Schedule
+from recycle.exec.launch.launcher import train
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.network import Network
-from tests.exec.runs import Run
 
 
 @pytest.fixture(scope="session", autouse=True)
-def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def plan_cache(tmp_path_factory):
     """Plans of tests are neither taken from nor left in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECYCLE_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -29,20 +18,20 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def needs_etcd() -> None:
+def needs_etcd():
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
 
 
 @pytest.fixture(scope="session")
-def etcd(needs_etcd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+def etcd(needs_etcd, tmp_path_factory):
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     yield server
     server.end()
 
 
 @pytest.fixture
-def own_etcd(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
+def own_etcd(needs_etcd, tmp_path):
     """A server that the test may stop and kill."""
     server = EtcdServer(tmp_path)
     yield server
@@ -50,7 +39,7 @@ def own_etcd(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def network(needs_etcd: None) -> Iterator[Network]:
+def network(needs_etcd):
     """Three nodes in separate networks."""
     try:
         results = Network(3)
@@ -61,19 +50,10 @@ def network(needs_etcd: None) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="session")
-def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def launch(servers, tmp_path_factory):
     """Train a job in a fresh run directory: launch(job, steps, "kill:1.1@3", ...)."""
 
-    def run(
-        job: Job,
-        steps: int,
-        *faults: str,
-        schedule: Schedule | None = None,
-        observer: Observer | None = None,
-        planner: Any = plan_for_training,
-        directory: Path | None = None,
-        resume: bool = False,
-    ) -> RunResult:
+    def run(job, steps, *faults, schedule=None, observer=None, planner=plan_for_training, directory=None, resume=False):
         kind = job.model.kind
         result = train(
             job,

@@ -4,28 +4,23 @@ A program is a list of (kind, micro-batch) per stage object; `execute` runs what
 messages over directly. The reduction sums the hosts' buffers in rank order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from recycle import Job, MicroBatch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.job import Job
 from recycle.job.sections import DataSection, ModelSection, ShapeSection, TrainSection
-from recycle.job.shape import MicroBatch
 
 CPU = torch.device("cpu")
 Program = list[tuple[str, MicroBatch]]
 
 
-def small_job(
-    pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, tensor_parallel: int = 1, **sections: dict
-) -> Job:
+def small_job(pipelines=1, ranks=2, micro_batches=4, tensor_parallel=1, **sections: dict) -> Job:
     """L = 4, H = 64, S = 32; `model=`, `data=` and `train=` give further keys of these sections."""
     model = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32} | sections.get("model", {})
     return Job(
@@ -39,7 +34,6 @@ def small_job(
 def build_stage(job: Job, index: int, group: TensorGroup | None = None) -> MegatronStage:
     """A stage; a tied stage has its own sum."""
     (stage,) = build_stages(job, [index], CPU, group).values()
-    assert isinstance(stage, MegatronStage)
     return stage
 
 
@@ -55,7 +49,7 @@ def micro_batches(pipeline: int, count: int) -> list[MicroBatch]:
 def one_f_one_b(stage: int, stages: int, batches: Sequence[MicroBatch]) -> Program:
     """1F1B of one stage: as many forwards ahead as stages follow."""
     warmup = min(stages - stage - 1, len(batches))
-    program: Program = [("F", batch) for batch in batches[:warmup]]
+    program = [("F", batch) for batch in batches[:warmup]]
     for place, batch in enumerate(batches[warmup:]):
         program += [("F", batch), ("B", batches[place])]
     return program + [("B", batch) for batch in batches[len(batches) - warmup :]]
@@ -66,11 +60,11 @@ def split(program: Program, weight_order: Sequence[MicroBatch]) -> Program:
     return [("I" if kind == "B" else kind, batch) for kind, batch in program] + [("W", batch) for batch in weight_order]
 
 
-def execute(work: Iterable[tuple[Stage, Program]]) -> None:
+def execute(work: Iterable[tuple[Stage, Program]]):
     """Run all programs; each stage object's own order is kept. Fails when none can go on."""
     queues = [(stage, list(program)) for stage, program in work]
-    activations: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
-    gradients: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
+    activations = {}
+    gradients = {}
     while any(program for _, program in queues):
         progress = False
         for stage, program in queues:
@@ -96,7 +90,7 @@ def execute(work: Iterable[tuple[Stage, Program]]) -> None:
         assert progress, f"stuck: {[(stage.index, program[:1]) for stage, program in queues]}"
 
 
-def reduce_gradients(hosts: Sequence[Stage]) -> None:
+def reduce_gradients(hosts: Sequence[Stage]):
     """Sum the buffers of one stage's hosts in the order given, and give every host the sum."""
     for buffers in zip(*(host.gradient_buffers() for host in hosts), strict=True):
         total = buffers[0].clone()
@@ -106,7 +100,7 @@ def reduce_gradients(hosts: Sequence[Stage]) -> None:
             buffer.copy_(total)
 
 
-def reduce_tied(stages: Sequence[Stage]) -> None:
+def reduce_tied(stages: Sequence[Stage]):
     """Sum the shared gradients of tied stages; each stage has its own sum here."""
     buffers = [buffer for stage in stages for buffer in stage.tied_buffers()]
     if buffers:
@@ -129,7 +123,7 @@ def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -
     return sum(stages[-1].loss_sum() for stages in pipelines)
 
 
-def run_deferred(stages: Sequence[Stage], step: int, order: Sequence[int] = (3, 1, 0, 2)) -> None:
+def run_deferred(stages: Sequence[Stage], step: int, order: Sequence[int] = (3, 1, 0, 2)):
     """The same of one pipeline, with every B as I, and all W at the end in this order of the micro-batches."""
     batches = micro_batches(0, len(order))
     for stage in stages:
@@ -156,7 +150,7 @@ def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor
     return {name: gradient for stage in stages for name, gradient in mean_gradients(stage).items()}
 
 
-def iterated(job: Job, step: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
+def iterated(job: Job, step=0) -> tuple[float, dict[str, torch.Tensor]]:
     """Sum of the losses and mean gradients of one iteration of a fresh pipeline."""
     stages = build_pipeline(job)
     return run_pipelines([stages], step, job.shape.micro_batches), gradients_by_name(stages)

@@ -1,7 +1,5 @@
 """A real etcd on free ports: one member, or several on as many nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -31,7 +29,7 @@ class EtcdServer:
         nodes: where the members run.
     """
 
-    def __init__(self, directory: Path, nodes: Sequence[Node] = (LOOPBACK,)) -> None:
+    def __init__(self, directory: Path, nodes: Sequence[Node] = (LOOPBACK,)):
         self._directory, self._nodes = directory, nodes
         for attempt in range(ATTEMPTS):
             self._ports = [_free_ports(node) for node in nodes]
@@ -64,7 +62,6 @@ class EtcdServer:
         return f"http://{self._nodes[member].address}:{self._ports[member][1]}"
 
     def _started(self, member: int) -> subprocess.Popen[bytes]:
-        assert ETCD is not None
         folder = self._directory / f"member{member}"
         folder.mkdir(parents=True, exist_ok=True)
         client, peer = self._client(member), self._peer(member)
@@ -84,7 +81,7 @@ class EtcdServer:
                 start_new_session=True,
             )
 
-    def _await(self, member: int) -> None:
+    def _await(self, member: int):
         """Wait until a member says that it is well."""
         process, deadline = self.members[member], time.monotonic() + 30
         with self._nodes[member].network():
@@ -108,25 +105,25 @@ class EtcdServer:
                     return member
         raise AssertionError("no member leads")
 
-    def kill(self, member: int = 0) -> None:
+    def kill(self, member=0):
         self.members[member].kill()
         self.members[member].wait()
 
-    def start_again(self, member: int = 0) -> None:
+    def start_again(self, member=0):
         self.members[member] = self._started(member)
         self._await(member)
 
-    def freeze(self) -> None:
+    def freeze(self):
         """Stop all members; returns when all their threads stand still."""
         for process in self.members:
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
-    def thaw(self) -> None:
+    def thaw(self):
         for process in self.members:
             process.send_signal(signal.SIGCONT)
 
-    def end(self) -> None:
+    def end(self):
         self.thaw()
         for member in range(len(self.members)):
             self.kill(member)

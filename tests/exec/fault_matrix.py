@@ -5,8 +5,6 @@ A run strikes one kind in one phase after the other, always the same worker, whi
 staggered when it is struck. `python -m tests.exec.fault_matrix` (`make faults`) rewrites the page's tables.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -94,8 +92,8 @@ def some_phases(name: str) -> list[str]:
 
 def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str]]:
     """(faults, the fault of each phase) of the run that strikes one kind in these phases."""
-    faults: list[str] = []
-    strikes: list[str] = []
+    faults = []
+    strikes = []
     step = 2
     for phase in struck:
         if phase == "copy":
@@ -118,8 +116,8 @@ def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str
 
 def scenario_faults() -> tuple[list[str], list[list[str]]]:
     """(faults, the faults of each scenario) of the run that goes through these scenarios."""
-    faults: list[str] = []
-    strikes: list[list[str]] = []
+    faults = []
+    strikes = []
     for place, scenario in enumerate(SCENARIOS):
         step = 4 + SCENARIO_STEPS * place
         own = [text.format(step) for text in scenario.faults]
@@ -134,7 +132,7 @@ def detections(run: RunResult, fault: str) -> tuple[float, str, str] | None:
     """(seconds from the fault to its detection, dead worker, cause); None if it was not detected."""
     parsed = parse_fault(fault)
     pair = {str(parsed.worker), str(parsed.other)}
-    struck: float | None = None
+    struck = None
     for event in run.events:
         if event.get("fault") == fault:
             struck = float(event["time"])
@@ -219,12 +217,12 @@ def table(head: list[str], rows: Sequence[list[str]]) -> str:
     return lines[0] + "|" + "---|" * len(head) + "\n" + "".join(lines[1:])
 
 
-def main() -> None:
+def main():
     """Replace both tables of the page."""
     server = ForkServer("emulated")
     os.environ["RECYCLE_CACHE"] = tempfile.mkdtemp(prefix="recycle-cache-")
 
-    def launch(faults: Sequence[str]) -> RunResult:
+    def launch(faults):
         folder = tempfile.mkdtemp(prefix="recycle-faults-")
         struck = [parse_fault(fault) for fault in faults]
         return train(JOB, folder, steps=STEPS, faults=struck, planner=plan_for_training, server=server)

@@ -1,45 +1,27 @@
 """Random interactions: jobs with several optional features on, struck by faults in random phases.
 
-    python -m tests.exec.interactions [--runs N] [--seed FIRST] [--features NAME,...] [--show]
-
 Each seed draws a small emulated job (shape, chunks, tensor parallelism, evaluation, integrity, sharded optimizer,
 layouts, checkpoints, learning rate, reduce buckets) and one to four faults. The job is trained three times: without
 optional features and without faults, with the features, and with features and faults. All three must commit the same
-losses and gradient norms, bit for bit; the last two also the same evaluations and final states. A seed that does not
-end within `DEADLINE` seconds counts as a hang.
+losses and gradient norms, bit for bit; the last two also the same evaluations and final states.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
-import json
-import os
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError
-from recycle.exec.faults.faults import Fault, check_faults, parse_fault
+from recycle.exec.faults.faults import check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.forkserver import ForkServer, last_lines
+from recycle.exec.launch.launcher import train
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import PricedJob
 from tests.exec.runs import figures, job, of_kind
 from tests.exec.sharded import last_checkpoint, require_equal
-from tests.warm import WarmProcess
 
-DEADLINE = 180.0
-"""Seconds for the three runs of a seed; they take 5 to 15 on an idle machine."""
-FEATURES = ("chunks", "tensor", "eval", "integrity", "sharded", "layout", "checkpoints", "rate", "buckets", "planner")
 ENDING = tuple(name for name, kind in KINDS.items() if kind.ends and not kind.pair)
 STEPS = 12
 
@@ -55,25 +37,21 @@ class Interaction:
         faults: as text.
     """
 
-    seed: int
     plain: Sections
     sections: Sections
     faults: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"seed {self.seed}: {json.dumps(self.sections)} {' '.join(self.faults)}"
 
-
-def draw_interaction(seed: int, features: Sequence[str] = FEATURES) -> Interaction:
+def draw_interaction(seed: int) -> Interaction:
     """The job and the faults of a seed; a combination that recycle refuses is drawn again."""
     draw = random.Random(seed)
     for _ in range(1000):
-        plain, sections = _draw_sections(draw, features)
+        plain, sections = _draw_sections(draw)
         with contextlib.suppress(JobError):
             drawn = _job(sections)
             faults = _draw_faults(draw, drawn)
             if faults:
-                return Interaction(seed, plain, sections, faults)
+                return Interaction(plain, sections, faults)
     raise AssertionError(f"seed {seed}: no combination was accepted")
 
 
@@ -83,14 +61,14 @@ def _job(sections: Sections) -> PricedJob:
     return job(shape["pipelines"], shape["ranks"], shape["micro_batches"], **keys)
 
 
-def _draw_sections(draw: random.Random, features: Sequence[str]) -> tuple[Sections, Sections]:
-    def chance(feature: str, share: float) -> bool:
-        return draw.random() < share and feature in features
+def _draw_sections(draw: random.Random) -> tuple[Sections, Sections]:
+    def chance(share):
+        return draw.random() < share
 
     pipelines, ranks = draw.randint(2, 4), draw.randint(1, 3)
-    chunks = 2 if chance("chunks", 0.25) and ranks > 1 else 1
+    chunks = 2 if chance(0.25) and ranks > 1 else 1
     shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": draw.randint(1, 3), "chunks": chunks}
-    plain: Sections = {
+    plain = {
         "shape": shape,
         "model": {"layers": 2 * ranks * chunks},
         "memory": {"limit": (ranks + 2) * chunks},
@@ -98,27 +76,27 @@ def _draw_sections(draw: random.Random, features: Sequence[str]) -> tuple[Sectio
         "train": {"clip": draw.choice([1e9, 1e-3]), "warmup": draw.choice([0, 2]), "checkpoint_every": 0},
         "membership": {"heartbeat": 0.1, "dead_after": 3.0, "hung_after": 3.0, "warm_up": 20.0},
     }
-    if chance("tensor", 0.2) and pipelines * ranks <= 6:
+    if chance(0.2) and pipelines * ranks <= 6:
         shape["tensor_parallel"] = 2
-    if chance("rate", 0.3):
+    if chance(0.3):
         plain["train"] |= {"schedule": draw.choice(["linear", "cosine"]), "steps": STEPS}
     sections = {name: dict(values) for name, values in plain.items()}
     changed = sections["train"]
-    if chance("checkpoints", 0.5):
+    if chance(0.5):
         changed |= {"checkpoint_every": draw.choice([2, 4, 6])}
-    if chance("buckets", 0.25):
+    if chance(0.25):
         changed |= {"reduce_buckets": draw.choice([2, 3])}
-    if chance("sharded", 0.35):
+    if chance(0.35):
         changed |= {"sharded_optimizer": True, "optimizer_copies": draw.randint(2, min(3, pipelines))}
-    if chance("eval", 0.5):
+    if chance(0.5):
         sections["eval"] = {"every": draw.choice([1, 2, 3, 4, 5]), "batches": draw.choice([1, 2])}
-    if chance("integrity", 0.6):
+    if chance(0.6):
         every = draw.choice([0, 0, 1, 2, 3, "gaps"])
         digests = draw.choice([0, 1, 2, 3]) if every else draw.choice([1, 2, 3])
         sections["integrity"] = {"digests": digests, "every": every}
-    if chance("planner", 0.3):
+    if chance(0.3):
         sections["planner"] |= draw.choice([{"decoupled": False}, {"staggered": False}, {"ahead": 0}, {"move": True}])
-    if chance("layout", 0.25):
+    if chance(0.25):
         sections["planner"] |= {"layout": "elastic", "move_when": "always"}
         sections["memory"] |= {"state_limit": 2.5}
     return plain, sections
@@ -128,9 +106,9 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
     """Faults that leave each stage a host that has its state, in an order that can happen."""
     shape, sharded = drawn.shape, drawn.train.sharded_optimizer
     most_dead = drawn.train.optimizer_copies - 1 if sharded else shape.pipelines - 1
-    dead: dict[tuple[int, int], int] = {}
-    fenced: list[int] = []
-    faults: list[Fault] = []
+    dead = {}
+    fenced = []
+    faults = []
     step = draw.randint(1, 3)
     for _ in range(draw.randint(1, 4)):
         if step >= STEPS - 1:
@@ -185,10 +163,10 @@ def _finds_states(drawn: PricedJob) -> bool:
     return bool(drawn.integrity.digests or _interval(drawn.integrity.every))
 
 
-def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) -> None:
+def run_interaction(interaction: Interaction, folder: Path, server: ForkServer):
     """Train the three jobs of a seed. Raises AssertionError where they differ."""
 
-    def launch(sections: Sections, faults: Sequence[str], name: str) -> RunResult:
+    def launch(sections, faults, name):
         struck = [parse_fault(fault) for fault in faults]
         trained = _job(sections)
         return train(trained, folder / name, steps=STEPS, faults=struck, planner=plan_for_training, server=server)
@@ -209,52 +187,3 @@ def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) 
     has_moved = any(event["kind"] == "layout" and event["moves"] for event in struck.events)
     if not has_moved and not trained.sharded_optimizer:  # else workers end with other layers or shards
         assert struck.digests.items() <= calm.digests.items(), "faults changed final states"
-
-
-def outcome_of(interaction: Interaction) -> str:
-    """Run an interaction in a new process; return "", or what went wrong and where the run directories are."""
-    folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
-    with (folder / "output").open("wb") as output:
-        streams = dict.fromkeys((1, 2), output.fileno())
-        process = WarmProcess(_run_alone, interaction, folder, streams=streams)
-    try:
-        code = process.wait(DEADLINE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return f"hangs; its run directories are in {folder}"
-    if code:
-        return f"{last_lines(folder / 'output', 1)}; its run directories are in {folder}"
-    shutil.rmtree(folder)
-    return ""
-
-
-def _run_alone(interaction: Interaction, folder: Path) -> None:
-    os.environ["RECYCLE_CACHE"] = str(folder / "cache")
-    server = ForkServer("emulated")
-    run_interaction(interaction, folder, server)
-    server.close()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--features", default=",".join(FEATURES), help="only these; default: all")
-    parser.add_argument("--show", action="store_true", help="print the interactions and run nothing")
-    arguments = parser.parse_args()
-    failures = 0
-    for seed in range(arguments.seed, arguments.seed + arguments.runs):
-        interaction = draw_interaction(seed, arguments.features.split(","))
-        print(interaction, flush=True)
-        if arguments.show:
-            continue
-        began = time.monotonic()
-        outcome = outcome_of(interaction)
-        print(f"  {'FAILED: ' + outcome if outcome else 'equal'} ({time.monotonic() - began:.1f} s)", flush=True)
-        failures += bool(outcome)
-    print(f"{arguments.runs} interactions, {failures} failed")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Serves the keys that process groups form on, to processes that have no agent."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from typing import Any
@@ -19,14 +17,14 @@ class KeyServer:
         address: name of the socket, for `FormingKeys`.
     """
 
-    def __init__(self) -> None:
-        self._hub, self._keys, self._closing = Hub(), dict[str, bytes](), threading.Event()
+    def __init__(self):
+        self._hub, self._keys, self._closing = Hub(), {}, threading.Event()
         listener, self.address = listen_locally()
         self._hub.listen(listener, self._accept)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def _accept(self, connection: socket.socket) -> None:
+    def _accept(self, connection: socket.socket):
         if not is_own_user(connection):
             connection.close()
             return
@@ -34,7 +32,7 @@ class KeyServer:
         link.owner = self._answer
         self._hub.add(link)
 
-    def _answer(self, link: Link, messages: list[Any] | None) -> None:
+    def _answer(self, link: Link, messages: list[Any] | None):
         for message in messages or ():
             if isinstance(message, SetKey):
                 self._keys[message.name] = message.value
@@ -42,12 +40,12 @@ class KeyServer:
             else:
                 self._hub.send(link, Values([self._keys.get(name) for name in message.names]))
 
-    def _serve(self) -> None:
+    def _serve(self):
         while not self._closing.is_set():
             self._hub.dispatch(LOOK_SECONDS)
         self._hub.close()
 
-    def close(self) -> None:
+    def close(self):
         """End the thread, and close all connections."""
         self._closing.set()
         self._thread.join()

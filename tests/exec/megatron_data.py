@@ -1,10 +1,7 @@
 """Megatron-LM's training data as its own loop has it: megatron-core's builder, and which rank takes which samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +13,7 @@ from recycle.exec.data.gpt_dataset import as_only_rank
 from recycle.tokens.token_files import TokenFiles
 
 
-def written(prefix: Path, documents: int, seed: int, end: int = 99) -> Path:
+def written(prefix: Path, documents: int, seed: int, end=99) -> Path:
     """Token files of random documents of tokens below `end`, which ends each of them."""
     random = np.random.default_rng(seed)
     with TokenFiles(prefix, end + 1) as files:
@@ -34,11 +31,11 @@ def training_samples(
     sequence: int,
     samples: int,
     end: int,
-    mask_loss: bool = False,
-    reset_positions: bool = False,
-    reset_attention: bool = False,
-    part: int = 0,
-) -> Any:
+    mask_loss=False,
+    reset_positions=False,
+    reset_attention=False,
+    part=0,
+):
     """The training data set, or that of another part of the split, as Megatron-LM's arguments of these names make it.
 
     megatron-core never ends where a part of the split has no document, so there must be enough of them.
@@ -78,9 +75,8 @@ def dealt_out(pipelines: int, micro_batches: int, size: int, steps: int) -> dict
 class MegatronBatches:
     """Micro-batches of a job's "gpt-dataset", made of megatron-core's own parts alone."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         shape, data, steps = job.shape, job.data, job.train.steps
-        assert data.path is not None
         self._numbers = dealt_out(shape.pipelines, shape.micro_batches, data.micro_batch_size, steps)
         samples = shape.global_micro_batches * data.micro_batch_size * steps
         end = job.model.vocabulary - 1

@@ -6,12 +6,10 @@ micro-batches of our corpus. Megatron's schedules make tensors on "cuda" uncondi
 `shims`, which belong to tests and benchmarks only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -54,12 +52,12 @@ class MegatronReference(WarmPool):
         processes: how many to start, for `use` of jobs with more workers; as many as the job has when left out.
     """
 
-    def __init__(self, job: Job, processes: int | None = None) -> None:
+    def __init__(self, job: Job, processes: int | None = None):
         super().__init__(processes or job.shape.worker_count, _make_worker)
         self._used = 0
         self.use(job)
 
-    def use(self, job: Job) -> None:
+    def use(self, job: Job):
         """Go over to another job of at most as many workers: new process groups, new model."""
         self._count = job.shape.worker_count
         self._used += 1
@@ -68,8 +66,8 @@ class MegatronReference(WarmPool):
     def iteration(self, step: int) -> Iteration:
         """One iteration's gradients and losses; no optimizer step is taken."""
         answers = self.ask(self._count, "iteration", step)
-        gradients: dict[str, torch.Tensor] = {}
-        losses: dict[int, float] = {}
+        gradients = {}
+        losses = {}
         equal = True
         for replica, named, part_losses, _ in answers:
             losses |= part_losses
@@ -99,12 +97,12 @@ class MegatronReference(WarmPool):
 @contextlib.contextmanager
 def shims() -> Iterator[None]:
     """Let Megatron's schedules and DDP run without a GPU. For test processes only."""
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda self, *_, **__: self
     with without_gpu():
         yield
 
 
-def leave() -> None:
+def leave():
     """Leave the process groups of this process, if it has any."""
     from megatron.core import parallel_state
 
@@ -114,14 +112,14 @@ def leave() -> None:
 
 
 def join(
-    store: Any,
+    store,
     rank: int,
     processes: int,
     ranks: int,
-    chunks: int = 1,
-    tensor_parallel: int = 1,
-    expert_parallel: int = 1,
-) -> None:
+    chunks=1,
+    tensor_parallel=1,
+    expert_parallel=1,
+):
     """Form the process groups of a Megatron job, in place of those before."""
     from megatron.core import parallel_state
 
@@ -138,7 +136,7 @@ def join(
 
 
 def gpt_model(
-    config: Any, job: Job, ends: Sequence[bool], number: int | None = None
+    config, job: Job, ends: Sequence[bool], number: int | None = None
 ) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     """megatron-core's own model, with weights that depend on their names alone, and its parameters by name.
 
@@ -172,10 +170,10 @@ def gpt_model(
     return module, global_names(module, first_layer)
 
 
-def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
-    worker: _Worker | None = None
+def _make_worker(store, rank: int):
+    worker = None
 
-    def answer(what: str, *arguments: Any) -> Any:
+    def answer(what, *arguments):
         nonlocal worker
         with shims():
             if what == "use":
@@ -190,7 +188,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
 class _Worker:
     """One process of a Megatron job."""
 
-    def __init__(self, job: Job, rank: int, store: Any) -> None:
+    def __init__(self, job: Job, rank: int, store):
         torch.set_num_threads(job.train.threads)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -230,7 +228,7 @@ class _Worker:
         gradients = {name: parameter.main_grad.numpy().copy() for name, parameter in self._named.items()}
         return self._replica, gradients, {entry["id"]: float(entry["loss"]) for entry in kept}, seconds
 
-    def _gradients(self, step: int) -> Any:
+    def _gradients(self, step: int):
         """1F1B and the reduction: `main_grad` of every parameter; what the loss function kept."""
         count = self._job.shape.micro_batches
         ids = [self._replica * count + index for index in range(count)]
@@ -274,7 +272,7 @@ class _Worker:
         """See `MegatronReference.shim_cost`."""
         tokens, _ = self._corpus.batch(0, 0).values()
 
-        def seconds(without: contextlib.AbstractContextManager[Any]) -> float:
+        def seconds(without):
             with without:
                 start = time.perf_counter()
                 output = self._model.module(
@@ -291,11 +289,11 @@ class _Worker:
             ratios.append(result[True] / result[False])
         return statistics.median(ratios[1:])  # the first pair warms up
 
-    def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module) -> Any:
+    def _forward_step(self, batches, model: torch.nn.Module):
         number, tokens, labels = next(batches)
         output = model(input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=labels)
 
-        def loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        def loss(losses):
             mean = losses.mean()
             return mean, {"id": number, "loss": mean.detach().clone()}
 

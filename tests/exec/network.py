@@ -6,8 +6,6 @@ it; otherwise a filter picks them at random and sends them to an interface that 
 second, and packets queue on it. Needs root, iproute2 and Linux.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -66,7 +64,7 @@ class Network:
         PermissionError: this process may not make them, or lacks the tools.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         if IP is None or TC is None:
             raise PermissionError("no ip and tc: install Debian's iproute2")
         prefix = f"recycle{os.getpid()}"
@@ -78,7 +76,7 @@ class Network:
             self.end()
             raise
 
-    def _build(self) -> None:
+    def _build(self):
         _run("netns", "add", self._bridge)
         self._ip("link", "add", "bridge", "type", "bridge")
         self._ip("link", "set", "bridge", "up")
@@ -91,11 +89,11 @@ class Network:
             for link in ("lo", "eth0"):
                 _run("-n", name, "link", "set", link, "up")
 
-    def cut(self, number: int) -> None:
+    def cut(self, number: int):
         """Pull the node's cable."""
         self._ip("link", "set", self._port(number), "down")
 
-    def lose(self, number: int, percent: int) -> None:
+    def lose(self, number: int, percent: int):
         """Lose so many of the packets that the node sends, and as many of those that it is sent."""
         ends = ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number)))
         for name, link in ends:
@@ -118,26 +116,26 @@ class Network:
             if error:
                 raise PermissionError(f"no way to lose packets: {error}")
 
-    def slow(self, number: int, bytes_per_second: int) -> None:
+    def slow(self, number: int, bytes_per_second: int):
         """Let so little through in each direction; what does not fit waits for up to a minute."""
         for name, link in ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number))):
             rate = ("rate", f"{8 * bytes_per_second}bit", "burst", "3000", "latency", "60s")
             if error := _tc(name, "qdisc", "add", "dev", link, "root", "tbf", *rate):
                 raise PermissionError(f"no way to slow a link down: {error}")
 
-    def mend(self, number: int) -> None:
+    def mend(self, number: int):
         """Plug the cable in; nothing is lost or slow any more."""
         self._ip("link", "set", self._port(number), "up")
         for name, link in ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number))):
             for kind in ("root", "clsact"):
                 _tc(name, "qdisc", "del", "dev", link, kind)
 
-    def power_off(self, number: int) -> None:
+    def power_off(self, number: int):
         """Everything there ends at once, and sends no farewell."""
         self.cut(number)
         _kill(str(self.nodes[number].namespace))
 
-    def end(self) -> None:
+    def end(self):
         """End what runs on the nodes, and forget them."""
         for name in (*(str(node.namespace) for node in self.nodes), self._bridge):
             if (_NAMESPACES / name).exists():
@@ -147,7 +145,7 @@ class Network:
     def _port(self, number: int) -> str:
         return f"port{number}"
 
-    def _ip(self, *words: str) -> None:
+    def _ip(self, *words: str):
         _run("-n", self._bridge, *words)
 
 
@@ -159,7 +157,7 @@ def _run(*words: str) -> str:
     return done.stdout
 
 
-def _kill(namespace: str) -> None:
+def _kill(namespace: str):
     """End all processes of a namespace, and those that they start meanwhile."""
     while pids := _run("netns", "pids", namespace).split():
         for pid in map(int, pids):
@@ -174,6 +172,6 @@ def _tc(namespace: str, *words: str) -> str:
     return (done.stderr.strip() or "failed") if done.returncode else ""
 
 
-def _enter(namespace: int) -> None:
+def _enter(namespace: int):
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")

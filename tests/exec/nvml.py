@@ -3,11 +3,8 @@
 It is loaded in the place of the real module (`sys.modules`), because the machines of these tests have no GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 
 @dataclass
@@ -27,20 +24,20 @@ class Nvml(ModuleType):
     nvmlEventTypeXidCriticalError = 8
 
     class NVMLError(Exception):
-        def __init__(self, value: int) -> None:
+        def __init__(self, value: int):
             super().__init__(value)
             self.value = value
 
         def __str__(self) -> str:
             return {3: "Not Supported", 6: "Not Found", 10: "Timeout", 15: "GPU is lost"}[self.value]
 
-    def __init__(self, *gpus: Gpu) -> None:
+    def __init__(self, *gpus: Gpu):
         super().__init__("pynvml")
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.xids: list[tuple[Gpu, int]] = []
-        self._watched: list[Gpu] = []
+        self.xids = []
+        self._watched = []
 
-    def nvmlInit(self) -> None:
+    def nvmlInit(self):
         return
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
@@ -71,11 +68,11 @@ class Nvml(ModuleType):
     def nvmlEventSetCreate(self) -> list[Gpu]:
         return self._watched
 
-    def nvmlDeviceRegisterEvents(self, gpu: Gpu, kinds: int, events: list[Gpu]) -> None:
+    def nvmlDeviceRegisterEvents(self, gpu: Gpu, kinds: int, events: list[Gpu]):
         assert kinds == self.nvmlEventTypeXidCriticalError
         events.append(gpu)
 
-    def nvmlEventSetWait_v2(self, events: list[Gpu], milliseconds: int) -> Any:
+    def nvmlEventSetWait_v2(self, events: list[Gpu], milliseconds: int):
         assert milliseconds == 0
         while self.xids:
             gpu, xid = self.xids.pop(0)

@@ -4,15 +4,11 @@ What a test waits for (a lease that runs out, a process that starts) takes longe
 would have to have more iterations. Instead it goes slowly until the test has seen everything, and then at full speed.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.ir.instruction import Instruction
 
 SLOWLY = Path("slowly")
 """Of the working directory, which workers have from their agent or launcher. May hold the seconds of a pause."""
@@ -35,11 +31,11 @@ class Paced(Gloo):
         transport = super().open(groups)
         begin = transport.begin
 
-        def paced(program: Sequence[Instruction], iteration: int) -> None:
+        def paced(program, iteration):
             deadline = time.monotonic() + pause()
             while SLOWLY.exists() and time.monotonic() < deadline and not groups.over.is_set():
                 groups.over.wait(0.02)
             begin(program, iteration)
 
-        transport.begin = paced  # type: ignore[method-assign]
+        transport.begin = paced
         return transport

@@ -1,13 +1,10 @@
 """Jobs for runs with real worker processes, and what to look at afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import Job, PricedJob, price
@@ -16,11 +13,9 @@ from recycle.job.job import toml_value
 Run = Callable[..., RunResult]
 
 
-def job(
-    pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]
-) -> PricedJob:
+def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **sections) -> PricedJob:
     """A job of the given shape; sections add or replace keys."""
-    keys: dict[str, dict[str, Any]] = {
+    keys = {
         "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
         "memory": {"limit": ranks + 1},
         "planner": {"seconds": 1.0},
@@ -38,13 +33,13 @@ def job(
     return price(Job.from_toml("\n".join(lines)))
 
 
-def lines_of(directory: Path, name: str) -> list[dict[str, Any]]:
+def lines_of(directory: Path, name: str):
     """Lines of a run directory's `metrics` or `events` so far."""
     path = directory / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
+def events_of(directory: Path, kind: str):
     """Events of a kind in a run directory."""
     return [event for event in lines_of(directory, "events") if event["kind"] == kind]
 
@@ -54,12 +49,12 @@ def kinds(result: RunResult) -> list[str]:
     return [event["kind"] for event in result.events]
 
 
-def of_kind(result: RunResult, kind: str) -> list[dict[str, Any]]:
+def of_kind(result: RunResult, kind: str):
     """The run's events of a kind."""
     return [event for event in result.events if event["kind"] == kind]
 
 
-def only(result: RunResult, kind: str) -> dict[str, Any]:
+def only(result: RunResult, kind: str):
     """The run's only event of a kind."""
     (event,) = of_kind(result, kind)
     return event
@@ -70,7 +65,7 @@ def figures(result: RunResult) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
 
 
-def assert_same_training(run: RunResult, reference: RunResult) -> None:
+def assert_same_training(run: RunResult, reference: RunResult):
     """Every loss, also of evaluations, and norm, and the final state of every worker that lives, to the last bit."""
     assert figures(run) == figures(reference)
     assert run.evaluations == reference.evaluations
@@ -89,7 +84,7 @@ def live_workers(result: RunResult) -> list[int]:
     return [line["live_workers"] for line in result.metrics]
 
 
-_CALM: dict[tuple[str, int], RunResult] = {}
+_CALM = {}
 
 
 def calm_run(config: Job, launch: Run, steps: int) -> RunResult:

@@ -1,7 +1,5 @@
 """What runs with and without a sharded optimizer are compared by: losses, norms, and every bit of the state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from recycle.job import PricedJob
 from tests.exec.runs import figures
 
 
-def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
+def sharded(config: PricedJob, copies=2) -> PricedJob:
     """The job with its optimizer's state sharded."""
     return config.with_sections(
         train=msgspec.structs.replace(config.train, sharded_optimizer=True, optimizer_copies=copies)
@@ -25,13 +23,13 @@ def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
 
 def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Named tensors, flat, whose pieces are put together; those that several have must have the same bits."""
-    whole: dict[str, torch.Tensor] = {}
-    parts: dict[str, dict[int, torch.Tensor]] = {}
+    whole = {}
+    parts = {}
     for name, tensor in (item for state in states for item in state.items()):
         piece, flat = piece_of(name), tensor.detach().reshape(-1)
         others, key = (whole, name) if piece is None else (parts.setdefault(piece[0], {}), piece[1])
-        assert key not in others or torch.equal(others[key], flat), name  # type: ignore[index]
-        others[key] = flat  # type: ignore[index]
+        assert key not in others or torch.equal(others[key], flat), name
+        others[key] = flat
     for name, pieces in parts.items():
         whole[name] = torch.cat([pieces[begin] for begin in sorted(pieces)])
     return whole
@@ -39,7 +37,7 @@ def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, each in one file only but what tied stages share."""
-    states: list[dict[str, torch.Tensor]] = []
+    states = []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as file:
             states.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
@@ -53,7 +51,7 @@ def names_in(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]):
     assert result.keys() == wanted.keys(), "other tensors"
     changed = [name for name in wanted if not torch.equal(result[name], wanted[name])]
     assert not changed, f"other bits of {', '.join(changed)}"
@@ -61,11 +59,10 @@ def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch
 
 def last_checkpoint(run: RunResult) -> dict[str, torch.Tensor]:
     """All tensors of a run's last checkpoint."""
-    assert run.directory is not None
     return stored(max((run.directory / "checkpoints").glob("step-*")))
 
 
-def require_same_run(run: RunResult, wanted: RunResult) -> None:
+def require_same_run(run: RunResult, wanted: RunResult):
     """The losses, the norms and the last checkpoint are equal, to the bit."""
     assert figures(run) == figures(wanted)
     require_equal(last_checkpoint(run), last_checkpoint(wanted))

@@ -1,11 +1,7 @@
 """A plan with more lanes at some workers than a worker has communicators for lanes."""
 
-from __future__ import annotations
-
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
+from recycle import Schedule, Worker, lower
 from recycle.job import Job, price
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
 

@@ -3,16 +3,14 @@
 Started once per module; each case names a job and the programs to run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
+from recycle import Job, Worker
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.state.optimizer import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
@@ -21,8 +19,6 @@ from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.iterations import report_of
-from recycle.job import Job
-from recycle.job.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
 from tests.warm import WarmPool
 
@@ -47,11 +43,11 @@ class Part:
 class TensorWorkers(WarmPool):
     """T processes."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         super().__init__(count, _make_worker, count)
         self._count = count
 
-    def iterate(self, job: Job, weights_last: bool = False) -> list[Part]:
+    def iterate(self, job: Job, weights_last=False) -> list[Part]:
         """Run one iteration of every stage of `job` and step; `weights_last` splits B and puts every W to the end."""
         return self.ask(self._count, job.to_toml(), weights_last)
 
@@ -76,7 +72,7 @@ def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -
     return result
 
 
-def _make_worker(store: Any, rank: int, count: int) -> Callable[[str, bool], Part]:
+def _make_worker(store, rank: int, count: int) -> Callable[[str, bool], Part]:
     worker = Worker(0, 0)
     plugin = Gloo(TransportSettings(store, tensor=(rank, count)))
     transport = plugin.open(GroupsOfGeneration("tensor", worker, [worker], {}, ((1,), torch.float32)))

@@ -1,13 +1,9 @@
 """The leader's role and the register: one candidate leads, and a leader that has lost the role writes nothing."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import pytest
@@ -36,11 +32,11 @@ def address(node: int) -> LeaderAddress:
 class Run:
     """A run in etcd, and its agents' views of it."""
 
-    def __init__(self, server: EtcdServer) -> None:
+    def __init__(self, server: EtcdServer):
         self.name, self._server = f"run-{os.urandom(4).hex()}", server
 
-    def agent(self, **settings: object) -> Election:
-        limits = MembershipSection(store=self._server.url, **settings)  # type: ignore[arg-type]
+    def agent(self, **settings) -> Election:
+        limits = MembershipSection(store=self._server.url, **settings)
         return Election(open_client(self._server.url, limits), self.name, limits)
 
     def client(self) -> EtcdClient:
@@ -53,7 +49,7 @@ class Run:
 
 
 @pytest.fixture
-def run(etcd: EtcdServer) -> Iterator[Run]:
+def run(etcd):
     run = Run(etcd)
     yield run
     last = run.agent()
@@ -62,7 +58,7 @@ def run(etcd: EtcdServer) -> Iterator[Run]:
         last.resign()
 
 
-def test_one_of_five_candidates_leads_each_time(run: Run) -> None:
+def test_one_of_five_candidates_leads_each_time(run):
     candidates = [run.agent() for _ in range(5)]
     for _ in range(3):
         with ThreadPoolExecutor(5) as threads:
@@ -78,7 +74,7 @@ def test_one_of_five_candidates_leads_each_time(run: Run) -> None:
         assert candidates[0].leader() is None
 
 
-def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
+def test_leader_that_has_lost_the_role_writes_nothing(run):
     old, new = run.agent(), run.agent()
     assert old.campaign(address(0))
     old.persist(Persist(CURSOR, RECORD))
@@ -98,13 +94,13 @@ def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
     new.resign()
 
 
-def test_write_that_arrives_after_later_ones_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_arrives_after_later_ones_changes_nothing(run, monkeypatch):
     """A member of etcd that was stopped carries out a request when another one has had its repetition for long."""
-    leader, requests = run.agent(), list[dict[str, Any]]()
+    leader, requests = run.agent(), []
     assert leader.campaign(address(0))
     post = EtcdClient._post
 
-    def lose_answers(client: EtcdClient, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def lose_answers(client, path, body, seconds):
         is_first = path == "/kv/txn" and body not in requests
         requests.append(body)
         answer = post(client, path, body, seconds)
@@ -123,7 +119,7 @@ def test_write_that_arrives_after_later_ones_changes_nothing(run: Run, monkeypat
     leader.resign()
 
 
-def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdServer) -> None:
+def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd):
     run = Run(own_etcd)
     old, new = run.agent(lease=2, dead_after=1.0), run.agent(lease=2, dead_after=1.0)
     assert old.campaign(address(0))
@@ -143,7 +139,7 @@ def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdSe
     old.resign()
 
 
-def test_register_comes_back_to_the_last_bit(run: Run) -> None:
+def test_register_comes_back_to_the_last_bit(run):
     leader = run.agent()
     assert leader.register() == (None, None)
     assert leader.campaign(address(0))
@@ -159,7 +155,7 @@ def test_register_comes_back_to_the_last_bit(run: Run) -> None:
     leader.resign()
 
 
-def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
+def test_outcome_stays_until_the_run_is_erased(run):
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))
@@ -173,7 +169,7 @@ def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
     leader.resign()
 
 
-def test_resumable_run_keeps_its_register_without_an_outcome(run: Run) -> None:
+def test_resumable_run_keeps_its_register_without_an_outcome(run):
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))

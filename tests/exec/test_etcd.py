@@ -1,7 +1,5 @@
 """The client of etcd: fail-over, passwords, TLS and leases; strangers and addresses that cannot be are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -10,7 +8,6 @@ import socket
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +19,8 @@ from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import job
 
 
-def connect(server: EtcdServer, **settings: object) -> EtcdClient:
-    return open_client(server.url, MembershipSection(**settings))  # type: ignore[arg-type]
+def connect(server: EtcdServer, **settings) -> EtcdClient:
+    return open_client(server.url, MembershipSection(**settings))
 
 
 def write(client: EtcdClient, name: str, value: str, lease: str | None = None) -> bool:
@@ -37,7 +34,7 @@ def read(client: EtcdClient, name: str) -> str | None:
     return None if pair is None else pair.value.decode()
 
 
-def test_client_reads_what_another_one_wrote_first(etcd: EtcdServer) -> None:
+def test_client_reads_what_another_one_wrote_first(etcd):
     first, second = connect(etcd), connect(etcd)
     name = f"/test/{os.urandom(4).hex()}"
     assert read(first, name) is None
@@ -46,7 +43,7 @@ def test_client_reads_what_another_one_wrote_first(etcd: EtcdServer) -> None:
     assert read(second, name) == "first"
 
 
-def test_client_waits_for_a_killed_store_until_the_timeout(own_etcd: EtcdServer) -> None:
+def test_client_waits_for_a_killed_store_until_the_timeout(own_etcd):
     client, impatient = connect(own_etcd), connect(own_etcd, store_timeout=0.5)
     assert write(client, "/held", "value")
     own_etcd.kill()
@@ -56,7 +53,7 @@ def test_client_waits_for_a_killed_store_until_the_timeout(own_etcd: EtcdServer)
     assert read(client, "/held") == "value"
 
 
-def test_member_that_hangs_is_left_for_another(etcd: EtcdServer) -> None:
+def test_member_that_hangs_is_left_for_another(etcd):
     """Its kernel takes connections and requests, and no process answers; clients start at either member."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:
         url = f"etcd://127.0.0.1:{hung.getsockname()[1]},127.0.0.1:{etcd.port}"
@@ -71,7 +68,7 @@ def test_member_that_hangs_is_left_for_another(etcd: EtcdServer) -> None:
             assert min(seconds) < 0.4  # it stays at the member that answers
 
 
-def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd: EtcdServer) -> None:
+def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd):
     settings = MembershipSection(lease=2, dead_after=1.0)
     client = EtcdClient(parse_endpoints(own_etcd.url), settings, None)
     lost = threading.Event()
@@ -91,7 +88,7 @@ def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd: EtcdServer) 
 
 
 @pytest.fixture
-def locked(own_etcd: EtcdServer) -> EtcdServer:
+def locked(own_etcd):
     """A server that lets in root with the password "secret" only."""
     add = {"name": "root", "password": "secret"}
     for path, body in (("user/add", add), ("user/grant", {"user": "root", "role": "root"}), ("enable", {})):
@@ -101,9 +98,7 @@ def locked(own_etcd: EtcdServer) -> EtcdServer:
     return own_etcd
 
 
-def test_a_password_from_a_file_or_the_environment_opens_the_store(
-    locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_from_a_file_or_the_environment_opens_the_store(locked, tmp_path, monkeypatch):
     (tmp_path / "password").write_text("secret\n")
     client = connect(locked, etcd_user="root", etcd_password_file=str(tmp_path / "password"))
     assert write(client, "/first", "1")
@@ -114,7 +109,7 @@ def test_a_password_from_a_file_or_the_environment_opens_the_store(
     assert read(connect(locked, etcd_user="root"), "/second") == "2"
 
 
-def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_is_refused_at_once(locked, tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"refuses: .*user name is empty"):
         connect(locked)
     monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "guess")
@@ -127,7 +122,7 @@ def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monke
         connect(locked, etcd_user="root", etcd_password_file=str(tmp_path / "nowhere"))
 
 
-def test_a_store_on_another_machine_needs_a_secret() -> None:
+def test_a_store_on_another_machine_needs_a_secret():
     with pytest.raises(JobError, match=r"reached over the network without a secret"):
         open_client("etcd://10.0.0.1:2379", MembershipSection())
 
@@ -141,7 +136,7 @@ def test_a_store_on_another_machine_needs_a_secret() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not etcd's"),
     ],
 )
-def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: bytes | None, reason: str) -> None:
+def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer, reason):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"etcd://127.0.0.1:{listener.getsockname()[1]}"
         if answer is None:
@@ -153,7 +148,7 @@ def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: byte
     assert len(str(refusal.value)) < 120
 
 
-def test_an_answer_that_comes_in_drops_ends_with_the_timeout() -> None:
+def test_an_answer_that_comes_in_drops_ends_with_the_timeout():
     """Each part comes in time, the whole never."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_answer_all, args=(listener, b"", 0.1), daemon=True).start()
@@ -163,7 +158,7 @@ def test_an_answer_that_comes_in_drops_ends_with_the_timeout() -> None:
         assert time.monotonic() - began < 5.0
 
 
-def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0) -> None:
+def _answer_all(listener: socket.socket, answer: bytes, pause=0.0):
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
@@ -175,7 +170,7 @@ def _answer_all(listener: socket.socket, answer: bytes, pause: float = 0.0) -> N
                 connection.sendall(answer)
 
 
-def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Path) -> None:
+def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path):
     (tmp_path / "text").write_text("text")
     for name, reason in (("text", "not a certificate or key in PEM"), ("missing", os.strerror(errno.ENOENT))):
         path = str(tmp_path / name)
@@ -193,12 +188,12 @@ def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Pat
         ("etcd://", "is not a store"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused_in_the_job(text: str, says: str) -> None:
+def test_an_address_that_cannot_be_is_refused_in_the_job(text, says):
     with pytest.raises(JobError, match=rf"\[membership\] store: .*{says}"):
         job(1, 1, 1, membership={"store": text})
 
 
-def test_secrets_are_not_part_of_the_job_that_a_run_keeps(tmp_path: Path) -> None:
+def test_secrets_are_not_part_of_the_job_that_a_run_keeps(tmp_path):
     (tmp_path / "password").write_text("hunter2")
     (tmp_path / "job.toml").write_text(
         '[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[membership]\netcd_user = "me"\n'

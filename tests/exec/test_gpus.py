@@ -1,13 +1,9 @@
 """The GPU of a place, its health and the processors near it; tests/exec/nvml.py stands for NVML."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +20,7 @@ from tests.exec.runs import job, kinds
 GPUS = ["GPU-a", "GPU-b", "GPU-c"]
 
 
-def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it() -> None:
+def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it():
     assert [own_index(GPUS, GPUS, place) for place in range(5)] == [0, 1, 2, 0, 1]
     assert own_index(GPUS, ["GPU-a", "GPU-c"], 2) == 1
     for visible in (["GPU-a", "GPU-c"], ["GPU-a", "GPU-x", "GPU-c"], []):
@@ -35,15 +31,15 @@ def test_a_place_keeps_its_gpu_when_numbers_change_and_is_refused_without_it() -
     assert gpus_of([], range(2)) == []
 
 
-def lose(library: Nvml, gpu: Gpu) -> None:
+def lose(library: Nvml, gpu: Gpu):
     gpu.is_lost = True
 
 
-def remove(library: Nvml, gpu: Gpu) -> None:
+def remove(library: Nvml, gpu: Gpu):
     del library.gpus[gpu.uuid]
 
 
-DEFECTS: dict[str, Callable[[Nvml, Gpu], object]] = {
+DEFECTS = {
     "GPU-b is lost: GPU is lost": lose,
     "GPU-b is lost: Not Found": remove,
     "GPU-b has 2 more uncorrected memory errors than at the start of the run": lambda _, gpu: setattr(
@@ -63,7 +59,7 @@ DEFECTS: dict[str, Callable[[Nvml, Gpu], object]] = {
 
 
 @pytest.mark.parametrize("expected", DEFECTS)
-def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected: str) -> None:
+def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected):
     spoiled = Gpu("GPU-b", uncorrected=3, links=[1, 1, 0])
     library = Nvml(Gpu("GPU-a"), spoiled)
     health = GpuHealth(["GPU-a", "GPU-b", "GPU-unknown", "GPU-b"], library)
@@ -75,13 +71,13 @@ def test_a_gpu_is_defective_once_it_is_worse_than_at_the_start(expected: str) ->
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+def library(monkeypatch):
     library = Nvml(*map(Gpu, GPUS))
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
 
 
-def test_the_watch_checks_when_asked_and_wakes(library: Nvml) -> None:
+def test_the_watch_checks_when_asked_and_wakes(library):
     checked = threading.Event()
     watch = GpuWatch({"0.0": ["GPU-a"], "1.0": ["GPU-b", "GPU-c"]}, 60.0, checked.set)
     try:
@@ -99,9 +95,7 @@ def test_the_watch_checks_when_asked_and_wakes(library: Nvml) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["no module", "no function"])
-def test_nothing_waits_for_a_watch_that_cannot_check(
-    library: Nvml, spoil: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_waits_for_a_watch_that_cannot_check(library, spoil, monkeypatch):
     if spoil == "no module":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     else:
@@ -115,14 +109,14 @@ def test_nothing_waits_for_a_watch_that_cannot_check(
     assert watch.defect("0.0") is None
 
 
-def test_a_process_stays_on_the_processors_near_its_gpu(library: Nvml) -> None:
+def test_a_process_stays_on_the_processors_near_its_gpu(library):
     allowed = os.sched_getaffinity(0)
     last = max(allowed)
     library.gpus["GPU-b"].processors = 1 << last | 1 << 63
     library.gpus["GPU-c"].processors = 1 << 63  # none of them is allowed here
-    seen: list[set[int]] = []
+    seen = []
 
-    def bind() -> None:  # in a new thread, with which the affinity ends
+    def bind():  # in a new thread, with which the affinity ends
         for place in (2, 1):
             stay_near(GPUS, place)
             seen.append(os.sched_getaffinity(0))
@@ -142,15 +136,13 @@ class OnGpus(Gloo):
 
 
 @pytest.mark.process
-def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_worker_is_refused_without_its_gpu_and_the_run_goes_on(tmp_path, monkeypatch):
     gpus = tmp_path / "gpus"
     gpus.write_text("GPU-a GPU-b GPU-c GPU-d")
     monkeypatch.setenv("GPUS_OF_TEST", str(gpus))
 
     class Breaking(Observer):
-        def committed(self, line: dict[str, Any]) -> None:
+        def committed(self, line):
             gpus.write_text("GPU-a GPU-b GPU-c")  # the last position is 1.1
 
     run = train(

@@ -10,10 +10,9 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -41,7 +40,7 @@ def exactly(connection: socket.socket, length: int) -> bytes:
     return received
 
 
-def arrived(link: Link) -> list[Any]:
+def arrived(link: Link):
     """What a link makes of the bytes that come next. Raises LinkClosed."""
     assert select.select([link.socket], [], [], SOON)[0]
     return link.read()
@@ -59,10 +58,10 @@ def accepted_stranger() -> tuple[socket.socket, Link]:
 class Middle:
     """A man in the middle between agent and leader: passes on the handshake, then what a test sends."""
 
-    def __init__(self, client_key: bytes = KEY, server_key: bytes = KEY) -> None:
+    def __init__(self, client_key: bytes = KEY, server_key: bytes = KEY):
         with socket.create_server(("127.0.0.1", 0)) as at_client, socket.create_server(("127.0.0.1", 0)) as at_server:
             port = at_client.getsockname()[1]
-            self.client: Future[Link] = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
+            self.client = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
             self.to_client = at_client.accept()[0]
             self.to_server = socket.create_connection(at_server.getsockname())
             self.server = Link(at_server.accept()[0], Message, server_key, is_server=True)
@@ -89,28 +88,28 @@ class Middle:
             sent.append(length + exactly(self.to_client, *struct.unpack("!I", length)))
         return sent
 
-    def leader_reads(self, *frames: bytes) -> list[Any]:
+    def leader_reads(self, *frames: bytes):
         """What the leader makes of what comes over the network. Raises LinkClosed."""
-        got: list[Any] = []
+        got = []
         for frame in frames:
             self.to_server.sendall(frame)
             got += arrived(self.server)
         return got
 
-    def close(self) -> None:
+    def close(self):
         self.to_client.close()
         self.to_server.close()
 
 
 @pytest.fixture
-def middle() -> Iterator[Middle]:
+def middle():
     middle = Middle().complete()
     yield middle
     middle.close()
 
 
 @pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
-def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys: tuple[bytes, bytes]) -> None:
+def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys):
     middle = Middle(*keys)
     with pytest.raises(LinkClosed):
         arrived(middle.server)
@@ -121,7 +120,7 @@ def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys: tup
         middle.client.result(SOON)
 
 
-def test_agent_refuses_a_leader_that_does_not_know_the_key(middle: Middle) -> None:
+def test_agent_refuses_a_leader_that_does_not_know_the_key(middle):
     """Neither random bytes prove it, nor the agent's own proof sent back."""
     for proof in (secrets.token_bytes(32), None):
         stranger = Middle()
@@ -132,7 +131,7 @@ def test_agent_refuses_a_leader_that_does_not_know_the_key(middle: Middle) -> No
 
 
 @pytest.mark.parametrize("said", [b"", b"\0" * 96, b"GET / HTTP/1.1\r\n" * 6, secrets.token_bytes(200)])
-def test_leader_refuses_a_client_without_a_key(said: bytes) -> None:
+def test_leader_refuses_a_client_without_a_key(said):
     stranger, link = accepted_stranger()
     stranger.sendall(said)
     stranger.shutdown(socket.SHUT_WR)
@@ -143,7 +142,7 @@ def test_leader_refuses_a_client_without_a_key(said: bytes) -> None:
     assert stranger.recv(1) == b""
 
 
-def test_handshake_that_was_recorded_opens_no_other_connection(middle: Middle) -> None:
+def test_handshake_that_was_recorded_opens_no_other_connection(middle):
     stranger, link = accepted_stranger()
     assert exactly(stranger, 32) != middle.challenge
     stranger.sendall(middle.answer)
@@ -152,7 +151,7 @@ def test_handshake_that_was_recorded_opens_no_other_connection(middle: Middle) -
 
 
 @pytest.mark.parametrize("place", [4, 19, 20, -1])
-def test_frame_with_a_changed_bit_ends_the_link(middle: Middle, place: int) -> None:
+def test_frame_with_a_changed_bit_ends_the_link(middle, place):
     (frame,) = middle.frames(Stop(1))
     changed = bytearray(frame)
     changed[place] ^= 1
@@ -161,15 +160,13 @@ def test_frame_with_a_changed_bit_ends_the_link(middle: Middle, place: int) -> N
 
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 0), (0, 2)])
-def test_frames_out_of_order_repeated_or_without_one_between_end_the_link(
-    middle: Middle, order: tuple[int, int]
-) -> None:
+def test_frames_out_of_order_repeated_or_without_one_between_end_the_link(middle, order):
     frames = middle.frames(Stop(1), Stop(2), Stop(3))
     with pytest.raises(LinkClosed):
         middle.leader_reads(*(frames[place] for place in order))
 
 
-def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(middle: Middle) -> None:
+def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(middle):
     other = Middle().complete()
     with pytest.raises(LinkClosed):
         middle.leader_reads(*other.frames(Stop(1)))
@@ -181,19 +178,19 @@ def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(mid
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x40\x00\x00\x01", b"\0\0\0\0", b"\0\0\0\x0f" + b"x" * 15])
-def test_frame_of_an_impossible_length_ends_the_link_at_once(middle: Middle, frame: bytes) -> None:
+def test_frame_of_an_impossible_length_ends_the_link_at_once(middle, frame):
     with pytest.raises(LinkClosed):
         middle.leader_reads(frame)
 
 
-def test_unknown_message_ends_the_link(middle: Middle) -> None:
+def test_unknown_message_ends_the_link(middle):
     middle.client.result().send(msgspec.msgpack.encode(SetKey("name", b"value")))
     length = exactly(middle.to_client, 4)
     with pytest.raises(LinkClosed):
         middle.leader_reads(length + exactly(middle.to_client, *struct.unpack("!I", length)))
 
 
-def test_slow_handshake_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_handshake_ends_at_its_deadline(monkeypatch):
     monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         late = THREADS.submit(connect_to, *listener.getsockname(), KEY, Message)
@@ -213,22 +210,22 @@ def test_slow_handshake_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) ->
 class Pair:
     """A link in a hub, and its other end."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub):
         own, self.other = socket.socketpair()
         self.link, self.far = Link(own, Message), Link(self.other, Message)
-        self.heard: list[Any] = []
+        self.heard = []
         self.link.owner = lambda link, messages: self.heard.extend([None] if messages is None else messages)
         hub.add(self.link)
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub():
     hub = Hub()
     yield hub
     hub.close()
 
 
-def test_unread_messages_wait_without_delaying_other_links(hub: Hub) -> None:
+def test_unread_messages_wait_without_delaying_other_links(hub):
     slow, quick = Pair(hub), Pair(hub)
     large = Leave("x" * (1 << 20), 1)
     for number in range(8):
@@ -236,7 +233,7 @@ def test_unread_messages_wait_without_delaying_other_links(hub: Hub) -> None:
         hub.send(quick.link, Stop(number))
     assert slow.link.has_unsent
     assert quick.far.read() == [Stop(number) for number in range(8)]
-    got: list[Any] = []
+    got = []
     while len(got) < 8:
         got += slow.far.read()
         hub.dispatch()
@@ -245,7 +242,7 @@ def test_unread_messages_wait_without_delaying_other_links(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_last_messages_of_a_closed_peer_are_read(hub: Hub, is_full: bool) -> None:
+def test_last_messages_of_a_closed_peer_are_read(hub, is_full):
     pair = Pair(hub)
     if is_full:
         hub.send(pair.link, Leave("x" * (1 << 20), 1))
@@ -257,7 +254,7 @@ def test_last_messages_of_a_closed_peer_are_read(hub: Hub, is_full: bool) -> Non
     assert pair.heard == [Stop(1), None]
 
 
-def test_an_end_that_does_not_read_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_does_not_read_is_given_up(hub, monkeypatch):
     monkeypatch.setattr(links, "MOST_UNSENT_BYTES", 1_000_000)
     pair = Pair(hub)
     for _ in range(3):
@@ -266,7 +263,7 @@ def test_an_end_that_does_not_read_is_given_up(hub: Hub, monkeypatch: pytest.Mon
     assert pair.heard == [None]
 
 
-def test_garbage_ends_its_own_link_only(hub: Hub) -> None:
+def test_garbage_ends_its_own_link_only(hub):
     bad, good = Pair(hub), Pair(hub)
     bad.other.sendall(b"\0\0\0\4\xff\xff\xff\xff")
     good.far.send(Stop(1))
@@ -295,7 +292,7 @@ def as_another_user(action: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def is_answered(address: str, request: Any, answers: Any) -> bool:
+def is_answered(address: str, request, answers) -> bool:
     """Whether the socket of this name answers a request."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SOON)
@@ -310,7 +307,7 @@ def is_answered(address: str, request: Any, answers: Any) -> bool:
 
 @needs_root
 @pytest.mark.process
-def test_another_user_neither_reads_nor_writes_keys() -> None:
+def test_another_user_neither_reads_nor_writes_keys():
     server = KeyServer()
     own = connect_locally(server.address, Values, "the server")
     own.send(SetKey("name", b"value"))
@@ -326,7 +323,7 @@ def test_another_user_neither_reads_nor_writes_keys() -> None:
 
 @needs_root
 @pytest.mark.process
-def test_socket_of_another_user_receives_nothing() -> None:
+def test_socket_of_another_user_receives_nothing():
     name, (reported, says) = f"recycle-{secrets.token_hex(16)}", os.pipe()
     pid = os.fork()
     if not pid:
@@ -351,7 +348,7 @@ def test_socket_of_another_user_receives_nothing() -> None:
 # Names of processes.
 
 
-def test_a_workers_digest_is_of_all_its_processes_in_their_order() -> None:
+def test_a_workers_digest_is_of_all_its_processes_in_their_order():
     item, other = {0: "aa", 2: "bb"}, {0: "cc", 2: "dd"}
     assert joined_digests([item]) == item
     assert joined_digests([item, other]).keys() == {0, 2}

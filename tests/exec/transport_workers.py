@@ -3,17 +3,15 @@
 Started once per module; each case names the transport, the schedule and what to do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 
+from recycle import Schedule, Worker, lower
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -30,10 +28,7 @@ from recycle.ir.instruction import (
     SendGradient,
     Transfer,
 )
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Worker
 from tests.exec.accelerator.transport import Simulated
 from tests.warm import ANSWER_SECONDS, WarmPool
 
@@ -45,11 +40,11 @@ LIMITS = MembershipSection(transport_timeout=60.0, dead_after=30.0, form_timeout
 class TransportWorkers(WarmPool):
     """As many processes as asked for."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         super().__init__(count, _make_worker)
         self._cases = 0
 
-    def run(self, kind: str, schedule: Schedule, action: str, iterations: int = 3, victim: int = -1) -> list[str]:
+    def run(self, kind: str, schedule: Schedule, action: str, iterations=3, victim=-1) -> list[str]:
         """What each worker of the schedule says in the end: "done", or the error; "" of the victim, which is killed."""
         self._cases += 1
         name = f"case{self._cases}"
@@ -61,12 +56,12 @@ class TransportWorkers(WarmPool):
         return ["" if place == victim else str(self.receive(place)) for place in range(len(schedule.live))]
 
 
-def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
+def _make_worker(store, _rank: int) -> Callable[..., str]:
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
-    plugin: TransportPlugin | None = None
+    plugin = None
 
-    def run(kind: str, *case: Any) -> str:
+    def run(kind, *case):
         nonlocal plugin
         if type(plugin) is not PLUGINS[kind]:  # gloo's would shut the sockets that another keeps
             Simulated.accelerator = None  # on which the last plug-in keeps communicators
@@ -80,17 +75,7 @@ def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
     return run
 
 
-def _case(
-    store: Any,
-    watch: Any,
-    plugin: TransportPlugin,
-    name: str,
-    text: str,
-    place: int,
-    action: str,
-    n: int,
-    victim: int,
-) -> None:
+def _case(store, watch, plugin: TransportPlugin, name: str, text: str, place: int, action: str, n: int, victim: int):
     schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
@@ -111,7 +96,7 @@ def _case(
         plugin.end()
 
 
-def _end_when_told(watch: Any, name: str, over: threading.Event, plugin: TransportPlugin) -> None:
+def _end_when_told(watch, name: str, over: threading.Event, plugin: TransportPlugin):
     watch.wait([f"{name}/over"], timedelta(seconds=ANSWER_SECONDS))
     over.set()
     plugin.wake()
@@ -124,10 +109,10 @@ def _iterate(
     role: Worker,
     iteration: int,
     end: str,
-) -> None:
+):
     """Every transfer and sum of one iteration; dies before the first sum if `end` says so, or before the first send."""
     transport.begin(program, iteration)
-    pending, begun = {}, dict[ReduceBucket, torch.Tensor]()
+    pending, begun = {}, {}
     for instruction in program:
         if end == "before a send" and isinstance(instruction, SendActivation | SendGradient):
             os.kill(os.getpid(), 9)
@@ -170,4 +155,4 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}
+PLUGINS = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}

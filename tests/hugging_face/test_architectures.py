@@ -1,9 +1,5 @@
 """config.json and [model], each from the other."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from recycle import JobError
@@ -22,20 +18,20 @@ MODEL_TYPES = {architecture.name: architecture.model_type for architecture in AR
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 
 
-def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+def config(name="LlamaForCausalLM", **changes):
     return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name], "sliding_window": None} | changes
 
 
 @pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
 @pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
-def test_model_type_replaces_missing_architectures(name: str, architectures: dict[str, Any]) -> None:
+def test_model_type_replaces_missing_architectures(name, architectures):
     left_out = {key: value for key, value in config(name).items() if key != "architectures"}
     assert model_of(left_out | architectures, "c") == model_of(config(name), "c")
     with pytest.raises(JobError, match="c: model_type: 'gemma2' is not supported"):
         model_of(left_out | architectures | {"model_type": "gemma2"}, "c")
 
 
-def test_configs_of_transformers_4_and_5_are_equal() -> None:
+def test_configs_of_transformers_4_and_5_are_equal():
     older = model_of(config(rope_theta=5e5, rope_scaling=SCALED, head_dim=16, torch_dtype="bfloat16"), "c")
     newer = model_of(config(rope_parameters=SCALED | {"rope_theta": 5e5}, head_dim=16, dtype="bfloat16"), "c")
     assert older == newer
@@ -43,7 +39,7 @@ def test_configs_of_transformers_4_and_5_are_equal() -> None:
     assert older.config == {"num_query_groups": 1, "kv_channels": 16, "layernorm_epsilon": 1e-5}
 
 
-def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
+def test_missing_keys_have_the_defaults_of_the_architecture():
     left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
     short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
     short |= {"num_attention_heads": 32, "hidden_size": 64, "sliding_window": None}
@@ -92,7 +88,7 @@ def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
     ],
     ids=lambda given: given["architectures"][0],
 )
-def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
+def test_config_of_a_model_reads_back_equal(given):
     model = model_of(given, "c")
     written = config_json(model, hub_architecture(model, "checkpoint"))
     assert written["architectures"] == given["architectures"]
@@ -130,7 +126,7 @@ def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
 )
-def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint: str) -> None:
+def test_unsupported_config_is_refused_by_key(changes, complaint):
     given = LLAMA | {"model_type": None} | changes
     given = {key: value for key, value in given.items() if value is not None or key == "architectures"}
     with pytest.raises(JobError, match=complaint):
@@ -151,6 +147,6 @@ def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint
         (ModelSection(kind="qwen", config={"qk_layernorm": False}), r"no architecture of this kind has neither"),
     ],
 )
-def test_model_without_architecture_is_refused_by_key(model: ModelSection, complaint: str) -> None:
+def test_model_without_architecture_is_refused_by_key(model, complaint):
     with pytest.raises(JobError, match=complaint):
         hub_architecture(model, "x")

@@ -1,16 +1,12 @@
 """Models that are not what they should be, and conversions that are broken off."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import resource
 import signal
-import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,23 +23,23 @@ from tests.tokens.tokenizers import saved_tokenizer
 FIRST, INDEX = "model-00001-of-00003.safetensors", "model.safetensors.index.json"
 
 
-def without(folder: Path, name: str) -> None:
+def without(folder: Path, name: str):
     write_tensors(folder, {key: tensor for key, tensor in tensors_of(LLAMA).items() if key != name})
 
 
-def replaced(folder: Path, name: str, tensor: torch.Tensor) -> None:
+def replaced(folder: Path, name: str, tensor: torch.Tensor):
     write_tensors(folder, tensors_of(LLAMA) | {name: tensor})
 
 
-def config(folder: Path, **changes: object) -> None:
+def config(folder: Path, **changes):
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
 
 
-def names_a_file(folder: Path, name: str) -> None:
+def names_a_file(folder: Path, name: str):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
 
 
-def pickled(folder: Path) -> None:
+def pickled(folder: Path):
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
@@ -51,7 +47,7 @@ def pickled(folder: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 """What a clone without Git LFS has in place of a large file."""
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+WRONG = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
     "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
     "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: does not hold a JSON object"),
@@ -110,7 +106,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "complaint"), WRONG.values(), ids=WRONG)
-def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
+def test_refused_import_leaves_no_files(spoil, complaint, tmp_path):
     folder = write_model(tmp_path / "model", shards=3)
     spoil(folder)
     with pytest.raises(JobError, match=complaint):
@@ -118,11 +114,11 @@ def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complai
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_tokenizer_may_fill_the_vocabulary(tmp_path: Path) -> None:
+def test_tokenizer_may_fill_the_vocabulary(tmp_path):
     import_model(saved_tokenizer(write_model(tmp_path / "model", vocab_size=300)), tmp_path / "checkpoint")
 
 
-def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
+def test_redundant_tensors_are_dropped(tmp_path):
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     tensors = stored(folder)
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
@@ -132,7 +128,7 @@ def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), tensors)
 
 
-def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
+def test_mixed_types_are_exported_in_the_widest(tmp_path):
     folder = write_model(tmp_path / "model")
     tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in stored(folder).items()}
     write_tensors(folder, tensors)
@@ -141,21 +137,7 @@ def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), {name: tensor.float() for name, tensor in tensors.items()})
 
 
-def test_written_files_follow_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        folder = write_model(tmp_path / "model")
-        (tmp_path / "made").mkdir()
-        import_model(folder, tmp_path / "made" / "checkpoint")
-        export_model(tmp_path / "made" / "checkpoint", tmp_path / "made" / "back")
-    finally:
-        os.umask(before)
-    written = list((tmp_path / "made").rglob("*"))
-    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_file()} == {0o640}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {0o750}
-
-
-def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
+def test_refused_export_leaves_no_files(tmp_path):
     folder, checkpoint = write_model(tmp_path / "model"), tmp_path / "run" / "checkpoints" / "step-00000004"
     checkpoint.parent.mkdir(parents=True)
     big = tensors_of(LLAMA)
@@ -181,12 +163,12 @@ def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
         export_model(checkpoint, target)
 
 
-def test_import_holds_at_most_one_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_holds_at_most_one_file_of_weights(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "model", num_hidden_layers=12)
     monkeypatch.setattr(conversion, "PART_BYTES", 4096)
     most = 0
 
-    def look(*_: int) -> None:
+    def look(*_):
         nonlocal most
         held = {t.untyped_storage().data_ptr(): t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor}
         most = max(most, sum(held.values()))
@@ -203,7 +185,7 @@ IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv
 
 
 @pytest.mark.process
-def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_files(tmp_path):
     """A limit on the size of files is a disk that is full."""
     folder = write_model(tmp_path / "model", vocab_size=4000)
     ended = subprocess.run(
@@ -223,7 +205,7 @@ def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_config_of_another_model_is_not_exported(tmp_path: Path) -> None:
+def test_config_of_another_model_is_not_exported(tmp_path):
     import_model(write_model(tmp_path / "model"), tmp_path / "checkpoint")
     config(tmp_path / "checkpoint" / "huggingface", rope_theta=5e5)
     with pytest.raises(JobError, match=r"huggingface/config.json: \[model\] rotary_base"):

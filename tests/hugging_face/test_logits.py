@@ -1,10 +1,7 @@
 """Models of transformers, imported: the same logits and gradients, and exports with the same bits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +29,7 @@ LOGITS_WITHIN = 1e-5
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_those_of_transformers(name: str) -> None:
+def test_logits_equal_those_of_transformers(name):
     expected = logits_of(imported(hub_model(name)), TOKENS)
     result = our_logits(job_of(CHECKPOINT), TOKENS)
     assert float((result - expected).abs().max()) <= LOGITS_WITHIN
@@ -42,7 +39,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_equal_those_of_transformers(name: str) -> None:
+def test_gradients_equal_those_of_transformers(name):
     model = hub_model(name).train()
     imported(model)
     job = job_of(
@@ -78,7 +75,7 @@ def test_gradients_equal_those_of_transformers(name: str) -> None:
     ],
     ids=lambda model: model["kind"],
 )
-def test_transformers_loads_exported_models(model: dict[str, Any]) -> None:
+def test_transformers_loads_exported_models(model):
     job = small_job(1, 2, 2, model={"layers": 2, "hidden": 32, "heads": 4, "sequence": 24} | model)
     pipeline = build_pipeline(job)
     sharpened(pipeline)
@@ -93,7 +90,7 @@ def test_transformers_loads_exported_models(model: dict[str, Any]) -> None:
     assert torch.equal(our_logits(job_of(Path("again")), TOKENS), ours)
 
 
-def there_and_back(model: Any, **saved: Any) -> Path:
+def there_and_back(model, **saved) -> Path:
     """Save a model, import and export it; gives the folder that it was saved in."""
     folder = imported(model, **saved)
     export_model(CHECKPOINT, BACK)
@@ -101,7 +98,7 @@ def there_and_back(model: Any, **saved: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_import_and_export_keep_tensors_config_and_logits(name: str) -> None:
+def test_import_and_export_keep_tensors_config_and_logits(name):
     model = hub_model(name)
     folder = there_and_back(model, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -111,7 +108,7 @@ def test_import_and_export_keep_tensors_config_and_logits(name: str) -> None:
         assert torch.equal(logits_of(BACK, TOKENS), model(TOKENS).logits)
 
 
-def test_exported_config_states_longer_sequences() -> None:
+def test_exported_config_states_longer_sequences():
     imported(hub_model("llama"))
     manifest = verify_files(CHECKPOINT).manifest
     longer = manifest.identity["[model]"] | {"sequence": 80}
@@ -122,7 +119,7 @@ def test_exported_config_states_longer_sequences() -> None:
 
 
 @pytest.mark.parametrize("is_legacy", [True, False])
-def test_layout_of_experts_is_kept(is_legacy: bool) -> None:
+def test_layout_of_experts_is_kept(is_legacy):
     folder = there_and_back(hub_model("mixtral"), save_original_format=is_legacy)
     assert ("model.layers.0.mlp.experts.gate_up_proj" in stored(folder)) is not is_legacy
     assert same_bits(stored(BACK), stored(folder))
@@ -132,7 +129,7 @@ def test_layout_of_experts_is_kept(is_legacy: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_kept_bit_for_bit(dtype: torch.dtype) -> None:
+def test_half_precision_is_kept_bit_for_bit(dtype):
     folder, wide = there_and_back(hub_model("llama").to(dtype)), Path("wide")
     assert same_bits(stored(BACK), stored(folder))
     assert {tensor.dtype for tensor in stored(CHECKPOINT).values()} == {torch.float32}
@@ -142,14 +139,14 @@ def test_half_precision_is_kept_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(logits_of(wide, TOKENS), logits_of(folder, TOKENS))
 
 
-def test_export_copies_the_tokenizer_and_limits_file_sizes() -> None:
+def test_export_copies_the_tokenizer_and_limits_file_sizes():
     folder = Path("model")
     hub_model("qwen 3", vocab_size=320).save_pretrained(folder)
     saved_tokenizer(folder)
     result = import_model(folder, CHECKPOINT)
     assert list(result.carried) == ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
     assert verify_files(CHECKPOINT).manifest.step == -1
-    progress: list[tuple[int, int]] = []
+    progress = []
     export_model(CHECKPOINT, BACK, most_bytes=40_000, progress=lambda *bytes: progress.append(bytes))
     for name in result.carried:
         assert (BACK / name).read_bytes() == (folder / name).read_bytes()
@@ -157,7 +154,7 @@ def test_export_copies_the_tokenizer_and_limits_file_sizes() -> None:
     assert [path.name for path in shards] == [f"model-{n:05d}-of-00006.safetensors" for n in range(1, 7)]
     assert max(path.stat().st_size for path in shards[1:]) < 41_000  # the embedding alone is larger
     assert progress[-1] == (result.parameters * 4, result.parameters * 4)
-    index: dict[str, Any] = json.loads((BACK / "model.safetensors.index.json").read_text())
+    index = json.loads((BACK / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == result.parameters * 4
     assert same_bits(stored(BACK), stored(folder))
     assert torch.equal(logits_of(BACK, TOKENS), logits_of(folder, TOKENS))

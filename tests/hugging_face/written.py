@@ -1,10 +1,7 @@
 """Models of Hugging Face, written by hand or by transformers with weights that tell, and what recycle makes of them."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.hugging_face.architectures import model_of
 from recycle.hugging_face.conversion import import_model
 from recycle.hugging_face.correspondence import blocks
 from recycle.job import Job
 
-LLAMA: dict[str, Any] = {
+LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 40,
@@ -34,14 +30,14 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def tensors_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+def tensors_of(config) -> dict[str, torch.Tensor]:
     """Random tensors of a model, fp32."""
     generator = torch.Generator().manual_seed(1)
     shapes = {block.theirs: block.their_shape for block in blocks(model_of(config, "config.json"))}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def write_model(folder: Path, config: dict[str, Any] | None = None, shards: int = 1, **changes: Any) -> Path:
+def write_model(folder: Path, config: dict[str, Any] | None = None, shards=1, **changes) -> Path:
     """Write a folder with `config`, which `changes` add to, and its tensors in so many files."""
     config = (config or LLAMA) | changes
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +46,7 @@ def write_model(folder: Path, config: dict[str, Any] | None = None, shards: int 
     return folder
 
 
-def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> None:
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards=1):
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     if shards == 1:
@@ -111,7 +107,7 @@ GEMMA = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+MODELS = {
     "llama": ("Llama", {"rms_norm_eps": 1e-6}),
     "llama 3.1": ("Llama", {"rope_parameters": LLAMA_3, "head_dim": 16, "num_key_value_heads": 1}),
     "llama tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -133,7 +129,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def transformers() -> Any:
+def transformers():
     """The package; the test is skipped where it is not installed."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     package = pytest.importorskip("transformers")
@@ -142,7 +138,7 @@ def transformers() -> Any:
     return package
 
 
-def hub_model(name: str, **changes: Any) -> Any:
+def hub_model(name: str, **changes):
     """A model of `MODELS`, in fp32; `changes` of its configuration."""
     kind, keys = MODELS[name]
     package = transformers()
@@ -162,21 +158,20 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers makes of the model in a folder and tokens [rows, sequence], in fp32."""
     model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        logits: torch.Tensor = model(tokens).logits
-    return logits
+        return model(tokens).logits
 
 
 CPU = torch.device("cpu")
 
 
-def imported(model: Any, **saved: Any) -> Path:
+def imported(model, **saved) -> Path:
     """Save a model of transformers as `model` and import it as `checkpoint`; gives the folder of the model."""
     model.save_pretrained("model", **saved)
     import_model(Path("model"), Path("checkpoint"))
     return Path("model")
 
 
-def job_of(weights: Path, ranks: int = 1, chunks: int = 1, more: str = "") -> Job:
+def job_of(weights: Path, ranks=1, chunks=1, more="") -> Job:
     """A job that starts from `weights`, read from a file; `more` adds sections."""
     path = Path("job.toml")
     path.write_text(
@@ -188,14 +183,12 @@ def job_of(weights: Path, ranks: int = 1, chunks: int = 1, more: str = "") -> Jo
 
 def our_logits(job: Job, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [rows, sequence, vocabulary] of the job's stages with their initial weights."""
-    carried: torch.Tensor | None = None
+    carried = None
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     for stage in build_stages(job, range(job.shape.stages), CPU).values():
-        assert isinstance(stage, MegatronStage)
         module = stage._part.module.eval()
         if carried is not None:
             module.set_input_tensor(carried)
         with torch.no_grad():
             carried = module(input_ids=tokens, position_ids=positions, attention_mask=None, labels=None)
-    assert carried is not None
     return carried

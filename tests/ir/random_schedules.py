@@ -1,7 +1,5 @@
 """Random valid schedules and profiles for property tests, and random single defects."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 
@@ -23,14 +21,14 @@ from recycle.ir.instruction import (
 )
 
 
-def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
+def random_schedule(rng: random.Random, most=4) -> Schedule:
     """A compute-only schedule in random order: some workers failed, their micro-batches re-routed to random peers, some
     backwards split, an overlapped pair, one or two chunks per worker in a loop or a V."""
     shape = Shape(rng.randint(1, 3), rng.randint(1, most), rng.randint(1, most), rng.choice([1, 1, 1, 2]))
     ranks, stages = shape.ranks, shape.stages
     vee = shape.chunks == 2 and rng.random() < 0.5
     rank_of = [s if s < ranks else (2 * ranks - 1 - s if vee else s - ranks) for s in range(stages)]
-    failed: set[Worker] = set()
+    failed = set()
     for _ in range(rng.randint(0, 2) if shape.pipelines > 1 else 0):
         worker = Worker(rng.randrange(shape.pipelines), rng.randrange(ranks))
         if sum(other.rank == worker.rank for other in failed | {worker}) < shape.pipelines:
@@ -44,8 +42,8 @@ def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
                 host[stage, MicroBatch(k, j)] = home if home not in failed else rng.choice(peers)
     backwards_first = rng.random() < 0.5
     split = rng.choice([0.0, 0.5, 1.0])
-    programs: dict[Worker, list[Instruction]] = {w: [] for w in shape.workers() if w not in failed}
-    ready: list[Instruction] = [Forward(0, MicroBatch(*divmod(n, shape.micro_batches))) for n in range(
+    programs = {w: [] for w in shape.workers() if w not in failed}
+    ready = [Forward(0, MicroBatch(*divmod(n, shape.micro_batches))) for n in range(
         shape.global_micro_batches)]  # fmt: skip
     while ready:
         backwards = [n for n, instruction in enumerate(ready) if not isinstance(instruction, Forward)]
@@ -84,8 +82,6 @@ def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> d
         return programs
     worker, n = rng.choice(places)
     first, second = programs[worker][n : n + 2]
-    assert isinstance(first, Forward)
-    assert isinstance(second, Backward)
     merged = [*programs[worker][:n], OverlappedPair(first, second), *programs[worker][n + 2 :]]
     return {**programs, worker: merged}
 
@@ -107,13 +103,13 @@ def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
     """Times that differ by stage, worker and link, some of them round numbers, so that ties occur."""
     stages, workers = schedule.shape.stages, [*schedule.shape.workers()]
 
-    def seconds() -> float:
+    def seconds():
         return rng.choice([1.0, 2.0, rng.uniform(0.2, 3.0)])
 
-    def pattern() -> str:
+    def pattern():
         return ".".join(rng.choice(["*", str(number)]) for number in rng.choice(workers))
 
-    def link() -> Link:
+    def link():
         return Link(rng.choice([0.0, 1.0, rng.uniform(0.0, 2.0)]), rng.choice([None, 4.0, rng.uniform(1.0, 9.0)]))
 
     pairs = [f"{a}>{b}" for a in workers for b in workers if a != b and rng.random() < 0.2]

@@ -1,18 +1,11 @@
 """A kind of instruction from one file outside the package, the one printed in docs/guides/add-an-instruction.md."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
 
-from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle import Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.worker.kinds import RELEASES, RUNS
@@ -35,7 +28,7 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def rerun(tmp_path, monkeypatch):
     """The file of the page, imported; its kind is unregistered after the test."""
     (tmp_path / "rerun.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,11 +45,11 @@ def plain(**programs: str) -> Schedule:
 
 
 @pytest.fixture
-def schedule(rerun: ModuleType) -> Schedule:
+def schedule(rerun):
     return Schedule.from_text(SHAPE, PROGRAMS)
 
 
-def test_the_code_of_the_page_runs(rerun: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_page_runs(rerun, capsys):
     exec(compile(USE, "use.py", "exec"), {})
     printed = capsys.readouterr().out
     assert "0RERUN1.1" in printed
@@ -64,7 +57,7 @@ def test_the_code_of_the_page_runs(rerun: ModuleType, capsys: pytest.CaptureFixt
     assert "C1'" in printed
 
 
-def test_it_is_written_read_lowered_and_timed(rerun: ModuleType, schedule: Schedule) -> None:
+def test_it_is_written_read_lowered_and_timed(rerun, schedule):
     assert rerun.Rerun.kind == len(KIND_CLASSES) - 1
     assert isinstance(parse_instruction("0RERUN1.1"), rerun.Rerun)
     schedule.save("checked.json")
@@ -72,7 +65,7 @@ def test_it_is_written_read_lowered_and_timed(rerun: ModuleType, schedule: Sched
     assert schedule.text() == PROGRAMS
     assert check(lower(schedule), about_to_run=True) == []
     timeline, without = (simulate(each, Profile.uniform(2, 1, 1)) for each in (schedule, plain()))
-    assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]  # type: ignore[operator]
+    assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]
     assert (timeline.peak_activations, without.peak_activations) == ([3, 1, 2, 1], [2, 1, 2, 1])
 
 
@@ -83,21 +76,19 @@ def test_it_is_written_read_lowered_and_timed(rerun: ModuleType, schedule: Sched
         ("0.1", "1F0.0 1B0.0 1RERUN1.1 1F0.1 1B0.1", "the last stage hands no output on"),
     ],
 )
-def test_its_own_rule_is_checked(rerun: ModuleType, worker: str, program: str, message: str) -> None:
+def test_its_own_rule_is_checked(rerun, worker, program, message):
     (finding,) = check(plain(**{worker: program}))
     assert (finding.rule, finding.worker, finding.position, finding.message) == ("rerun", worker, 2, message)
 
 
-def test_it_runs_on_real_stages_and_finds_a_wrong_output(
-    rerun: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpt: Job = job(2, 2, 2, kind="gpt")
+def test_it_runs_on_real_stages_and_finds_a_wrong_output(rerun, schedule, monkeypatch):
+    gpt = job(2, 2, 2, kind="gpt")
     with_rerun, without = run(schedule, gpt, steps=2), run(plain(), gpt, steps=2)
     assert with_rerun.losses == without.losses
     assert with_rerun.digests == without.digests
     forward = MegatronStage.forward
 
-    def wrong(stage: MegatronStage, *inputs: Any) -> torch.Tensor | None:
+    def wrong(stage, *inputs):
         output = forward(stage, *inputs)
         return None if output is None else output * (1 + 2**-20)
 
@@ -106,7 +97,7 @@ def test_it_runs_on_real_stages_and_finds_a_wrong_output(
         run(schedule, gpt, steps=2)
 
 
-def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
+def test_a_stage_wide_kind_follows_the_one_that_it_names():
     row = InstructionKind(token="GATHER", title="gather", follows=OptimizerStep, seconds=("reduce",))
     gather = register(row)(type("Gather", (StageWide,), {"__slots__": ()}))
     try:
@@ -120,7 +111,7 @@ def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
         unregister(gather)
 
 
-def test_a_token_that_is_taken_or_malformed_is_refused() -> None:
+def test_a_token_that_is_taken_or_malformed_is_refused():
     before = list(KIND_CLASSES)
     for token, message in (("F", "already used by Forward"), ("rerun", "is not a token"), ("R2", "is not a token")):
         with pytest.raises(ValueError, match=message):
@@ -132,7 +123,7 @@ def test_a_token_that_is_taken_or_malformed_is_refused() -> None:
     assert before == KIND_CLASSES
 
 
-def test_executor_checker_and_viewer_know_every_kind() -> None:
+def test_executor_checker_and_viewer_know_every_kind():
     kinds = set(KIND_CLASSES)
     assert set(RUNS) == set(LOOKS) == kinds
     assert set(RELEASES) == {cls for cls in kinds if cls.row.released_by is not None}

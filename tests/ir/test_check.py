@@ -1,14 +1,10 @@
 """The checker: each rule finds its defects once, at their place, and valid schedules have no findings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +25,7 @@ from recycle import (
 )
 from recycle.ir.check import explain
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
-from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction, OverlappedPair, make_instruction
+from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, OverlappedPair, make_instruction
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
@@ -41,13 +37,13 @@ bounded = settings(
 randoms = st.randoms(use_true_random=False)
 
 
-def two_ranks(first: str, second: str, micro_batches: int = 2, **arguments: object) -> Schedule:
+def two_ranks(first: str, second: str, micro_batches=2, **arguments) -> Schedule:
     """Two rows as in a torch CSV; the other rank is the peer of every transfer."""
     rows = {}
     for rank, row in enumerate((first, second)):
         cells = (cell + f"@0.{1 - rank}" if "SEND" in cell or "RECV" in cell else cell for cell in row.split(","))
         rows[f"0.{rank}"] = " ".join(cells)
-    return Schedule.from_text(Shape(1, 2, micro_batches), rows, **arguments)  # type: ignore[arg-type]
+    return Schedule.from_text(Shape(1, 2, micro_batches), rows, **arguments)
 
 
 def summary(findings: list[Finding]) -> list[tuple[str, str | None, int | None, str | None]]:
@@ -79,12 +75,12 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_defects_that_other_validators_miss_are_found_once_at_their_place(name: str) -> None:
+def test_defects_that_other_validators_miss_are_found_once_at_their_place(name):
     first, second, micro_batches, expected = DEFECTS[name]
     assert summary(check(two_ranks(first, second, micro_batches))) == expected
 
 
-def test_leaving_out_every_reduce_is_an_error_only_for_a_schedule_about_to_run() -> None:  # 14
+def test_leaving_out_every_reduce_is_an_error_only_for_a_schedule_about_to_run():  # 14
     schedule = two_ranks(SENT, RECEIVED)
     assert check(schedule) == []
     (finding,) = check(schedule, about_to_run=True)
@@ -92,7 +88,7 @@ def test_leaving_out_every_reduce_is_an_error_only_for_a_schedule_about_to_run()
     assert "REDUCE_GRAD" in finding.message
 
 
-def test_a_peak_over_the_limit_is_found_at_the_instruction_that_sets_it() -> None:  # 17
+def test_a_peak_over_the_limit_is_found_at_the_instruction_that_sets_it():  # 17
     schedule = two_ranks("0F0,0F1,0B0,0B1", RANK_1)
     (finding,) = check(schedule, limits=[1, 1])
     assert (finding.rule, finding.worker, finding.position, finding.instruction) == (
@@ -101,7 +97,7 @@ def test_a_peak_over_the_limit_is_found_at_the_instruction_that_sets_it() -> Non
     assert check(schedule, limits=[2, 1]) == []
 
 
-def test_the_message_of_a_deadlock_follows_the_cycle_once() -> None:
+def test_the_message_of_a_deadlock_follows_the_cycle_once():
     (finding,) = check(two_ranks("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1"))
     waits = [part.split(" on worker")[0] for part in finding.message.split(": ", 1)[1].split("; ")]
     assert waits == ["0B0.0", "1B0.0", "1F0.0", "1F0.1", "0F0.1"]
@@ -186,28 +182,26 @@ EDITS = [
 ]  # fmt: skip
 
 
-def edited(base: str, worker: str, old: str, new: str, **options: Any) -> Schedule:
+def edited(base: str, worker: str, old: str, new: str, **options) -> Schedule:
     valid = BASES[base]
     programs = valid.text()
     assert programs[worker].count(old) == 1, (worker, old, programs[worker])
     programs[worker] = programs[worker].replace(old, new)
     kept = {"placement": valid.placement, "optimizer": valid.optimizer, "buckets": valid.buckets}
-    return Schedule.from_text(valid.shape, programs, **kept, forward_only=valid.forward_only, **options)  # type: ignore[arg-type]
+    return Schedule.from_text(valid.shape, programs, **kept, forward_only=valid.forward_only, **options)
 
 
-def test_the_bases_of_the_edits_are_valid() -> None:
+def test_the_bases_of_the_edits_are_valid():
     for valid in BASES.values():
         assert check(valid) == []
 
 
 @pytest.mark.parametrize(("code", "base", "worker", "old", "new", "instruction"), EDITS)
-def test_one_edit_of_a_valid_program_gives_one_finding_at_its_place(
-    code: str, base: str, worker: str, old: str, new: str, instruction: str | None
-) -> None:
+def test_one_edit_of_a_valid_program_gives_one_finding_at_its_place(code, base, worker, old, new, instruction):
     require_one_finding(edited(base, worker, old, new), code, worker, instruction)
 
 
-def require_one_finding(schedule: Schedule, code: str, worker: str | None, instruction: str | None) -> None:
+def require_one_finding(schedule: Schedule, code: str, worker: str | None, instruction: str | None):
     (finding,) = check(schedule)
     assert (finding.rule, finding.worker or worker, finding.instruction) == (code, worker, instruction)
     if finding.position is not None:
@@ -215,7 +209,7 @@ def require_one_finding(schedule: Schedule, code: str, worker: str | None, instr
 
 
 LOWERED = BASES["plain"].text()
-RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
+RULE_EXAMPLES = {
     "no-host": (Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0"}, failed=["0.1"]), None, None),
     "failed-worker": (Schedule.from_text(SHAPE, LOWERED, failed=["1.1"]), "1.1", "1RECV_F1.0@1.0"),
     "apart": (
@@ -248,11 +242,11 @@ RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
 
 
 @pytest.mark.parametrize("code", RULE_EXAMPLES)
-def test_each_rule_alone_finds_its_example_once(code: str) -> None:
+def test_each_rule_alone_finds_its_example_once(code):
     require_one_finding(RULE_EXAMPLES[code][0], code, *RULE_EXAMPLES[code][1:])
 
 
-def test_every_rule_has_an_example_a_severity_and_a_paragraph() -> None:
+def test_every_rule_has_an_example_a_severity_and_a_paragraph():
     elsewhere = {"deadlock", "fifo", "not-lowered", "activation-limit", "byte-limit"}
     elsewhere |= {"serialised-transport", "shared-communicators"}
     assert {rule.code for rule in all_rules()} == {code for code, *_ in EDITS} | set(RULE_EXAMPLES) | elsewhere
@@ -264,12 +258,12 @@ def test_every_rule_has_an_example_a_severity_and_a_paragraph() -> None:
     assert warnings == {"serialised-transport", "late-send", "unused-transfer"}
 
 
-def test_the_page_of_codes_is_up_to_date() -> None:
+def test_the_page_of_codes_is_up_to_date():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "codes.md").read_text()
     assert page == reference_page(), "write it again with: python -m recycle.ir.rules.reference docs/reference/codes.md"
 
 
-def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers() -> None:
+def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers():
     text = lower(one_f_one_b(Shape(2, 2, 3))).text()
     del text["1.1"]
     findings = check(Schedule.from_text(Shape(2, 2, 3), text, failed=["1.1"]))
@@ -279,7 +273,7 @@ def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers() -> No
     assert "and 5 more transfers with it" in findings[1].message
 
 
-def test_reduce_before_the_gradient_of_a_tied_stage_is_early() -> None:
+def test_reduce_before_the_gradient_of_a_tied_stage_is_early():
     programs = {"0.0": "0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD 1STEP 0STEP"}
     shape = Shape(1, 1, 1, 2)
     assert check(Schedule.from_text(shape, programs)) == []
@@ -287,7 +281,7 @@ def test_reduce_before_the_gradient_of_a_tied_stage_is_early() -> None:
     assert [f.rule for f in check(Schedule.from_text(shape, programs, ties=[[0, 7]]))] == ["stage-range"]
 
 
-def test_recomputed_activations_count_from_their_backward() -> None:
+def test_recomputed_activations_count_from_their_backward():
     """Two forwards hold 3 bytes each; the backward makes 100 of it, of which 40 wait for W."""
     profile = Profile(activation=100.0, recomputed_from=3.0, weight_stash=0.4)
     held = {
@@ -301,7 +295,7 @@ def test_recomputed_activations_count_from_their_backward() -> None:
         assert simulate(schedule, dataclasses.replace(profile, recomputed_from=None)).peak_bytes != [peak]
 
 
-def test_bytes_count_static_and_held_bytes_of_the_stage() -> None:
+def test_bytes_count_static_and_held_bytes_of_the_stage():
     schedule = one_f_one_b(Shape(1, 2, 4))
     profile = Profile(activation=[100.0, 10.0], static=[1000.0, 2000.0])
     assert check(schedule, profile=profile, byte_limit=2010) == []
@@ -313,7 +307,7 @@ def test_bytes_count_static_and_held_bytes_of_the_stage() -> None:
         ("byte-limit", "0.0", "0F0.1"), ("byte-limit", "0.1", None)]  # fmt: skip
 
 
-def test_the_weight_stash_counts_between_I_and_W() -> None:
+def test_the_weight_stash_counts_between_I_and_W():
     schedule = Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2"})
     assert [f.instruction for f in check(schedule, limits=[2])] == ["0F0.2"]
     assert check(schedule, limits=[2], profile=Profile.uniform(weight_stash=0.5)) == []
@@ -328,7 +322,7 @@ def test_the_weight_stash_counts_between_I_and_W() -> None:
         (["2", 2], "limits: '2' of rank 0 is not a number of activations"),
     ],
 )
-def test_limits_that_are_not_numbers_are_refused(limits: Any, message: str) -> None:
+def test_limits_that_are_not_numbers_are_refused(limits, message):
     schedule = gpipe(Shape(1, 2, 2))
     with pytest.raises(JobError, match=message):
         check(schedule, limits=limits)
@@ -337,7 +331,7 @@ def test_limits_that_are_not_numbers_are_refused(limits: Any, message: str) -> N
         check(schedule, byte_limit=math.nan)
 
 
-def test_errors_come_before_warnings_and_follow_worker_and_position() -> None:
+def test_errors_come_before_warnings_and_follow_worker_and_position():
     schedule = two_ranks(
         "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0RECV_B0,0B0,0SEND_F2,0RECV_B1,0B1,0RECV_B2,0B2",
         "1RECV_F0,1RECV_F1,1F0,1F0,1B0,1SEND_B0,1F1,1B1,1B1,1SEND_B1,1RECV_F2,1F2,1B2,1SEND_B2",
@@ -352,7 +346,7 @@ def test_errors_come_before_warnings_and_follow_worker_and_position() -> None:
 
 @bounded
 @given(randoms)
-def test_random_valid_schedules_have_no_findings_as_built_and_lowered(rng: random.Random) -> None:
+def test_random_valid_schedules_have_no_findings_as_built_and_lowered(rng):
     schedule = random_schedule(rng)
     assert check(schedule) == []
     assert check(lower(schedule), about_to_run=True) == []
@@ -361,14 +355,14 @@ def test_random_valid_schedules_have_no_findings_as_built_and_lowered(rng: rando
 @pytest.mark.slow
 @settings(bounded, max_examples=80)
 @given(randoms)
-def test_random_programs_never_make_the_checker_raise(rng: random.Random) -> None:
+def test_random_programs_never_make_the_checker_raise(rng):
     shape = Shape(rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 2))
     workers = list(shape.workers())
 
-    def number(most: int) -> int:
+    def number(most):
         return rng.choice([rng.randint(0, most), rng.randint(-2, most + 2)])
 
-    def random_instruction() -> Instruction:
+    def random_instruction():
         cls, stage = rng.choice(KIND_CLASSES), number(shape.stages)
         micro_batch = MicroBatch(number(shape.pipelines), number(shape.micro_batches))
         if cls is OverlappedPair:

@@ -1,7 +1,5 @@
 """The communicators that lanes share. What sharing does to order and time is in conformance/cases/failures.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from itertools import pairwise
@@ -9,14 +7,14 @@ from random import Random
 
 import pytest
 
+from recycle import Worker
 from recycle.ir.communicators import LANES, Lane, share_communicators
-from recycle.job.shape import Worker
 
 
 def lanes_after(pipelines: int, ranks: int, dead: Collection[Worker]) -> set[Lane]:
     """Both directions between neighbours, and between the neighbours of the dead and all of their peers."""
     peers = [[Worker(k, rank) for k in range(pipelines) if Worker(k, rank) not in dead] for rank in range(ranks)]
-    lanes = set[Lane]()
+    lanes = set()
     for rank, following in pairwise(range(ranks)):
         for k in range(pipelines):
             ends = [[Worker(k, each)] if Worker(k, each) not in dead else peers[each] for each in (rank, following)]
@@ -27,7 +25,7 @@ def lanes_after(pipelines: int, ranks: int, dead: Collection[Worker]) -> set[Lan
 @pytest.mark.parametrize(
     ("pipelines", "ranks", "deaths"), [(8, 8, 0), (8, 8, 1), (16, 16, 1), (24, 64, 1), (24, 64, 12), (8, 4, 9)]
 )
-def test_no_worker_has_more_communicators_than_allowed(pipelines: int, ranks: int, deaths: int) -> None:
+def test_no_worker_has_more_communicators_than_allowed(pipelines, ranks, deaths):
     every = [Worker(k, rank) for k in range(pipelines - 1) for rank in range(ranks)]
     lanes = lanes_after(pipelines, ranks, Random(deaths).sample(every, deaths))
     shared = share_communicators(lanes)

@@ -1,11 +1,8 @@
 """Gaps tile the makespan and have the cause that the definition states; slack; executed iterations."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.simulate import slack
-from recycle.ir.trace import Trace, executed_timeline
+from recycle.ir.trace import executed_timeline
 from recycle.runs import logs
 from tests.ir.random_schedules import random_profile, random_schedule
 
@@ -40,7 +37,7 @@ seeds = st.integers(0, 10**6)
 
 @bounded
 @given(seeds)
-def test_gaps_and_instructions_of_a_worker_tile_the_makespan(seed: int) -> None:
+def test_gaps_and_instructions_of_a_worker_tile_the_makespan(seed):
     timeline, limits, byte_limit = drawn(seed)
     c, gaps = timeline.schedule.columns, timeline.gaps(limits, byte_limit)
     for w, worker in enumerate(timeline.schedule.shape.workers()):
@@ -57,7 +54,7 @@ def test_gaps_and_instructions_of_a_worker_tile_the_makespan(seed: int) -> None:
 
 @bounded
 @given(seeds)
-def test_every_gap_has_the_cause_of_its_definition(seed: int) -> None:
+def test_every_gap_has_the_cause_of_its_definition(seed):
     timeline, limits, byte_limit = drawn(seed)
     schedule = timeline.schedule
     arrivals = arrivals_of(timeline)
@@ -105,7 +102,7 @@ def is_transfer(timeline: Timeline, row: int) -> bool:
 
 def pieces(instruction: Instruction) -> tuple[Instruction, ...]:
     is_pair = isinstance(instruction, OverlappedPair)
-    return (instruction.forward, instruction.backward) if is_pair else (instruction,)  # type: ignore[attr-defined]
+    return (instruction.forward, instruction.backward) if is_pair else (instruction,)
 
 
 def arrivals_of(timeline: Timeline) -> dict[tuple[Worker, Value], float]:
@@ -162,7 +159,7 @@ def peak(program: list[Instruction], profile: Profile, weights: list[float]) -> 
 
 @settings(derandomize=True, max_examples=40, deadline=None, database=None)
 @given(st.integers(0, 10**6))
-def test_a_delay_within_the_slack_costs_nothing_and_more_costs_the_excess(seed: int) -> None:
+def test_a_delay_within_the_slack_costs_nothing_and_more_costs_the_excess(seed):
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     timeline = simulate(schedule, random_profile(rng, schedule))
@@ -183,10 +180,10 @@ PROFILE = Profile.uniform(link=0.25)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Callable[..., Trace]:
+def record(tmp_path):
     """Writes a timeline as an executor would, receives announced when the worker comes to them, and reads it back."""
 
-    def write(timeline: Timeline, shift: dict[str, float]) -> Trace:
+    def write(timeline, shift):
         schedule = timeline.schedule
         for w, worker in enumerate(SHAPE.workers()):
             late, now, ran = 100.0 + shift.get(str(worker), 0.0), 0.0, []
@@ -205,7 +202,7 @@ def record(tmp_path: Path) -> Callable[..., Trace]:
     return write
 
 
-def test_an_iteration_that_ran_as_planned_has_the_planned_times_and_gaps(record: Callable[..., Trace]) -> None:
+def test_an_iteration_that_ran_as_planned_has_the_planned_times_and_gaps(record):
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     ran = executed_timeline(record(planned, {}), PROFILE)
     assert ran.schedule == planned.schedule
@@ -213,17 +210,15 @@ def test_an_iteration_that_ran_as_planned_has_the_planned_times_and_gaps(record:
     waiting = planned.gaps().seconds
     executed = ran.gaps().seconds
     assert executed == pytest.approx(waiting)
-    assert ran.clocks is not None
     assert (ran.clocks.differed, ran.clocks.uncertainty) == (False, pytest.approx(0.25))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clocks_that_differ_are_aligned_to_the_shortest_transfer(record: Callable[..., Trace], seed: int) -> None:
+def test_clocks_that_differ_are_aligned_to_the_shortest_transfer(record, seed):
     rng, planned = random.Random(seed), simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     shift = {str(worker): rng.uniform(-50.0, 50.0) for worker in SHAPE.workers()}
     ran = executed_timeline(record(planned, shift), PROFILE)
     clocks = ran.clocks
-    assert clocks is not None
     assert (clocks.differed, clocks.conflict) == (True, "")
     shifts = np.array(list(shift.values())) + clocks.shift
     assert np.ptp(shifts) < 0.25 < clocks.uncertainty
@@ -232,12 +227,11 @@ def test_clocks_that_differ_are_aligned_to_the_shortest_transfer(record: Callabl
     assert ran.makespan == pytest.approx(planned.makespan, abs=0.25)
 
 
-def test_times_that_no_shift_makes_possible_are_a_conflict(record: Callable[..., Trace]) -> None:
+def test_times_that_no_shift_makes_possible_are_a_conflict(record):
     trace = record(simulate(lower(one_f_one_b(SHAPE)), PROFILE), {})
     row = next(row for row in range(len(trace)) if str(trace.instruction(row)) == "2F1.2")
     start = trace.start.copy()
     start[row] -= 5.0
     clocks = executed_timeline(replace(trace, start=start), PROFILE).clocks
-    assert clocks is not None
     assert clocks.conflict.startswith("2F1.2 on 1.2 began 4.75 s before 1SEND_F1.2")
     assert not clocks.shift.any()

@@ -1,7 +1,5 @@
 """Kinds beyond F, B, I and W: redundant forwards, replays, gathers; and schedules of forwards alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -24,7 +22,7 @@ def with_copies(**programs: str) -> Schedule:
     return Schedule.from_text(THREE, WITH_COPIES | programs, placement=COPIES, optimizer="barrier")
 
 
-def test_redundant_forwards_take_time_and_are_held_until_the_previous_stages_backward() -> None:
+def test_redundant_forwards_take_time_and_are_held_until_the_previous_stages_backward():
     """The last stage makes the first gradient at 3, worker 0.1 has it at 5 without redundant work, at 6 with it."""
     profile = Profile(activation=[1.0, 2.0, 4.0], redundant_stash=0.5)
     timeline = simulate(lower(with_copies()), profile)
@@ -33,7 +31,7 @@ def test_redundant_forwards_take_time_and_are_held_until_the_previous_stages_bac
     assert simulate(lower(with_copies()), Profile(redundant_forward=[9, 2.0, 3.0])).busy == [10, 12, 6]
 
 
-def test_redundant_forwards_add_no_transfers_and_both_hosts_of_a_copy_update_it() -> None:
+def test_redundant_forwards_add_no_transfers_and_both_hosts_of_a_copy_update_it():
     lowered = lower(with_copies())
     assert check(with_copies()) == check(lowered) == []
     assert lowered.text()["0.0"] == (
@@ -58,7 +56,7 @@ def replayed(**programs: str) -> Schedule:
     return Schedule.from_text(REPLAYED, WITH_REPLAY | programs)
 
 
-def test_a_replay_receives_its_inputs_from_the_producers_of_its_peer() -> None:
+def test_a_replay_receives_its_inputs_from_the_producers_of_its_peer():
     programs = lower(replayed()).text()
     assert "1RECV_F1.0@1.0" in programs["0.1"]
     assert "1RECV_B1.0@1.2" in programs["0.1"]
@@ -73,7 +71,7 @@ def test_a_replay_receives_its_inputs_from_the_producers_of_its_peer() -> None:
     assert "RECV_B0.0@" not in ends["1.2"]
 
 
-def test_a_replay_holds_an_activation_while_it_runs() -> None:
+def test_a_replay_holds_an_activation_while_it_runs():
     early = replayed(**{"0.1": "1F0.0 1F0.1 1REPLAY1.0 1B0.0 1B0.1"})
     assert simulate(replayed()).peak_activations[1] == 2
     assert simulate(early).peak_activations[1] == 3
@@ -82,7 +80,7 @@ def test_a_replay_holds_an_activation_while_it_runs() -> None:
     assert simulate(early, weights).peak_bytes[1] == 4 + 4 + 10
 
 
-def test_a_replay_after_its_reduce_is_found() -> None:
+def test_a_replay_after_its_reduce_is_found():
     texts = lower(replayed()).text()
     texts["0.1"] = texts["0.1"].replace(" 1REPLAY1.0 1REDUCE_GRAD", " 1REDUCE_GRAD 1REPLAY1.0")
     (finding,) = check(Schedule.from_text(REPLAYED, texts))
@@ -97,7 +95,7 @@ def gathering(schedule: Schedule) -> Schedule:
     return replace(schedule, gathers=True)
 
 
-def test_every_host_gathers_after_its_steps_last_stage_first() -> None:
+def test_every_host_gathers_after_its_steps_last_stage_first():
     chunks = lower(gathering(interleaved(Shape(2, 2, 2, chunks=2))))
     assert chunks.text()["1.1"].endswith("3REDUCE_GRAD 1REDUCE_GRAD 3STEP 1STEP 3GATHER_PARAMS 1GATHER_PARAMS")
     assert check(chunks) == []
@@ -106,7 +104,7 @@ def test_every_host_gathers_after_its_steps_last_stage_first() -> None:
     assert with_barrier(gathering(zb_h1(TWO))).text()["0.0"].endswith("0REDUCE_GRAD 0STEP 0GATHER_PARAMS")
 
 
-def test_a_gather_waits_for_the_step_of_every_host() -> None:
+def test_a_gather_waits_for_the_step_of_every_host():
     """Worker 1.0 steps stage 1 first, so that stage 0 is gathered when it has stepped that too."""
     begin = "0F{k}.0 1F{k}.0 1B{k}.0 0B{k}.0 1REDUCE_GRAD 0REDUCE_GRAD"
     ends = "0STEP 0GATHER_PARAMS 1STEP 1GATHER_PARAMS", "1STEP 0STEP 0GATHER_PARAMS 1GATHER_PARAMS"
@@ -116,7 +114,7 @@ def test_a_gather_waits_for_the_step_of_every_host() -> None:
     assert timeline.start[gathers].tolist() == [7, 7]
 
 
-def test_a_gather_takes_the_profiles_time_and_lengthens_the_period() -> None:
+def test_a_gather_takes_the_profiles_time_and_lengthens_the_period():
     slow = Profile(reduce=1.0, step=0.5, gather=0.75)
     for optimizer in ("staggered", "barrier"):
         plain = replace(one_f_one_b(TWO), optimizer=optimizer)
@@ -133,7 +131,7 @@ REROUTED = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_forward_only_family_is_valid_and_keeps_its_workers_busy(family: str) -> None:
+def test_a_forward_only_family_is_valid_and_keeps_its_workers_busy(family):
     """Forwards run on the workers of training; the busiest worker waits only for the pipeline to fill, twice on a V."""
     chunks = chunks_of(family)
     trained = FAMILIES[family](Shape(2, 4, 16, chunks))
@@ -149,14 +147,14 @@ def test_a_forward_only_family_is_valid_and_keeps_its_workers_busy(family: str) 
     assert timeline.busy == [16.0 * chunks] * 8
 
 
-def test_forwards_of_dead_workers_stay_with_the_workers_that_took_them() -> None:
+def test_forwards_of_dead_workers_stay_with_the_workers_that_took_them():
     trained = Schedule.from_text(Shape(2, 2, 1), REROUTED, failed=["1.0"])
     evaluated = forward_only(trained)
     assert evaluated.text() == {"0.0": "0F0.0 0F1.0", "0.1": "1F0.0 1F1.0", "1.1": ""}
     assert check(evaluated) == []
 
 
-def test_lowering_a_forward_only_schedule_adds_only_transfers_of_activations() -> None:
+def test_lowering_a_forward_only_schedule_adds_only_transfers_of_activations():
     lowered = lower(forward_only(replace(one_f_one_b(Shape(1, 2, 1)), buckets=3)))
     assert lowered.text() == {"0.0": "0F0.0 0SEND_F0.0@0.1", "0.1": "1RECV_F0.0@0.0 1F0.0"}
     assert lower(lowered) == lowered

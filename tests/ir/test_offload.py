@@ -1,7 +1,5 @@
 """Activations that leave for the host and return: times of the copies, memory, and idle times that they cause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,8 +18,8 @@ def with_program(program: str) -> Schedule:
     return Schedule.from_text(SCHEDULE.shape, PROGRAMS | {"0.0": program})
 
 
-def starts(schedule: Schedule, bandwidth: float, **profile: object) -> dict[str, float]:
-    timeline = simulate(schedule, Profile(host_bandwidth=bandwidth, **profile))  # type: ignore[arg-type]
+def starts(schedule: Schedule, bandwidth: float, **profile) -> dict[str, float]:
+    timeline = simulate(schedule, Profile(host_bandwidth=bandwidth, **profile))
     return dict(zip(timeline.schedule.words(), timeline.start.tolist(), strict=True))
 
 

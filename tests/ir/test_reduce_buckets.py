@@ -1,7 +1,5 @@
 """Reduces in buckets: lowering, checks, times and memory."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -20,12 +18,12 @@ def in_buckets(schedule: Schedule, buckets: int) -> Schedule:
 
 
 @pytest.fixture
-def lowered() -> Schedule:
+def lowered():
     """1F1B of two pipelines, each stage reduced in three buckets; worker 0.0 ends with the parts of 0W0.2."""
     return lower(in_buckets(one_f_one_b(TWO), 3))
 
 
-def test_the_last_backward_is_split_and_each_bucket_is_summed_while_the_next_is_computed(lowered: Schedule) -> None:
+def test_the_last_backward_is_split_and_each_bucket_is_summed_while_the_next_is_computed(lowered):
     assert lowered.text()["0.0"].endswith(
         "0RECV_B0.2@0.1 0I0.2 0W_PART0.2/0 0REDUCE_BUCKET/0 0W_PART0.2/1 0REDUCE_BUCKET/1 0W_PART0.2/2"
         " 0REDUCE_GRAD 0STEP"
@@ -38,7 +36,7 @@ def test_the_last_backward_is_split_and_each_bucket_is_summed_while_the_next_is_
     assert lower(lowered) == lowered
 
 
-def test_all_the_last_weights_of_a_stage_run_bucket_by_bucket() -> None:
+def test_all_the_last_weights_of_a_stage_run_bucket_by_bucket():
     shape = Shape(1, 1, 3)
     schedule = Schedule.from_text(shape, {"0.0": "0F0 0I0 0W0 0F1 0I1 0F2 0I2 0W1 0W2"}, buckets=2)
     assert lower(schedule).text()["0.0"] == (
@@ -47,7 +45,7 @@ def test_all_the_last_weights_of_a_stage_run_bucket_by_bucket() -> None:
     )
 
 
-def test_all_hosts_begin_their_sums_in_one_order_whichever_stage_ends_first() -> None:
+def test_all_hosts_begin_their_sums_in_one_order_whichever_stage_ends_first():
     """Worker 0.0 ends with stage 0, worker 1.0 with stage 1; both begin with the buckets of stage 1."""
     shape = Shape(2, 1, 1, chunks=2)
     programs = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 1F1.0 1I1.0 0B1.0 1W1.0"}
@@ -58,7 +56,7 @@ def test_all_hosts_begin_their_sums_in_one_order_whichever_stage_ends_first() ->
     assert check(schedule) == check(lower(schedule), about_to_run=True) == []
 
 
-def test_hosts_that_sum_their_buckets_in_different_orders_are_found() -> None:
+def test_hosts_that_sum_their_buckets_in_different_orders_are_found():
     text = "{0}F{k}.0 {0}I{k}.0 {0}W_PART{k}.0/0 {0}W_PART{k}.0/1 {0}W_PART{k}.0/2 {a} {b} 0REDUCE_GRAD 0STEP"
     sums = ["0REDUCE_BUCKET/0", "0REDUCE_BUCKET/1"]
     programs = {f"{k}.0": text.format(0, k=k, a=a, b=b) for k, (a, b) in enumerate((sums, sums[::-1]))}
@@ -69,7 +67,7 @@ def test_hosts_that_sum_their_buckets_in_different_orders_are_found() -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed: int) -> None:
+def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed):
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     assert check(schedule) == []
@@ -89,7 +87,7 @@ def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed: int) -> 
         assert busy is None or before is None or busy == pytest.approx(before - hidden)
 
 
-def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency: float = 0.0) -> float:
+def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency=0.0) -> float:
     """Makespan of one stage on two hosts that end with so many W's."""
     shape = Shape(2, 1, weights)
     text = " ".join(f"0F{{k}}.{j} 0I{{k}}.{j}" for j in range(weights))
@@ -99,7 +97,7 @@ def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency: fl
     return simulate(schedule, Profile(reduce=reduce, reduce_latency=latency, step=0.25)).makespan
 
 
-def test_each_bucket_takes_the_latency_of_a_sum_and_its_share_of_the_rest() -> None:
+def test_each_bucket_takes_the_latency_of_a_sum_and_its_share_of_the_rest():
     profile = Profile(reduce=[2.0, 0.5], reduce_latency=[0.8, 1.0])
     assert profile.bucket_seconds(1, 2) == profile.per_stage("reduce", 2)
     assert profile.bucket_seconds(3, 2) == [0.8 + 1.2 / 3, 0.5]

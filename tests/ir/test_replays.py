@@ -1,7 +1,5 @@
 """Replays: every micro-batch is replayed once, schedules stay valid, and gaps lengthen no iteration."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
@@ -48,7 +46,7 @@ def computes(schedule: Schedule) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everything_once(seed: int) -> None:
+def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everything_once(seed):
     """Failed workers, re-routed micro-batches, split backwards, overlapped pairs, chunks in loops and Vs."""
     rng = random.Random(seed)
     schedule = random_schedule(rng)
@@ -56,7 +54,7 @@ def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everyth
     start, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
     rotation = with_replays(start, every, profile)
     assert [f for f in check(rotation.whole, profile=profile) if f.severity == "error"] == []
-    hosts, seen = hosts_of(schedule), Counter[ReplayTarget]()
+    hosts, seen = hosts_of(schedule), Counter()
     plain = simulate(schedule, profile)
     for iteration in range(max(1, rotation.rounds)):
         ran = rotation.schedule(iteration)
@@ -77,7 +75,7 @@ def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everyth
         assert (rotation.rounds, set(seen)) == (every, have_peers)
 
 
-def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
+def test_a_host_is_checked_by_all_its_peers_in_turn():
     rotation = with_replays(zb_h1(Shape(4, 2, 6)), every=6)
     homes, workers = rotation.slots.micro_batch // 6, rotation.slots.worker // 2
     checked_by = Counter(zip(homes.tolist(), workers.tolist(), strict=True))
@@ -86,7 +84,7 @@ def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
     assert [len(rotation.checked(n)) for n in range(6)] == [8] * 6
 
 
-def test_1f1b_has_gaps_for_replays_of_all_stages_but_the_first() -> None:
+def test_1f1b_has_gaps_for_replays_of_all_stages_but_the_first():
     """Each of 6 micro-batches takes 3 slots at each of 4 stages. Worker 0.0 has no gap of 3 after the first gradient;
     later stages have a gap before their first input."""
     schedule = one_f_one_b(Shape(3, 4, 6))
@@ -100,7 +98,7 @@ def test_1f1b_has_gaps_for_replays_of_all_stages_but_the_first() -> None:
     assert [simulate(forced.schedule(n)).period - period for n in range(6)] == [3.0] * 6
 
 
-def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows() -> None:
+def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows():
     """The second stage is done with its first micro-batch long before the second comes: each worker of it waits from 3
     to 10, and the replay of a micro-batch of the other pipeline, which is ready at 2, fits in between."""
     shape = Shape(2, 2, 2)
@@ -117,7 +115,7 @@ def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows
     assert simulate(rotation.schedule(0)).peak_activations == [1, 1, 1, 1]
 
 
-def test_disputed_work_is_replayed_by_all_other_hosts_in_every_iteration() -> None:
+def test_disputed_work_is_replayed_by_all_other_hosts_in_every_iteration():
     schedule = one_f_one_b(Shape(4, 2, 2))
     disputed = ReplayTarget(1, MicroBatch(2, 1))
     rotation = with_replays(schedule, 50, disputed=[disputed])
@@ -130,7 +128,7 @@ def test_disputed_work_is_replayed_by_all_other_hosts_in_every_iteration() -> No
     assert only_disputed.checked(7) == {disputed}
 
 
-def test_a_schedule_may_contain_replays() -> None:
+def test_a_schedule_may_contain_replays():
     shape = Shape(2, 1, 2)
     schedule = Schedule.from_text(
         shape, {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.1", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
@@ -142,7 +140,7 @@ def test_a_schedule_may_contain_replays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_schedule_without_its_last_micro_batches_is_valid_for_fewer(seed: int) -> None:
+def test_schedule_without_its_last_micro_batches_is_valid_for_fewer(seed):
     rng = random.Random(seed)
     schedule = replace(random_schedule(rng), buckets=rng.choice([1, 1, 2]))
     count = rng.randint(1, schedule.shape.micro_batches)
@@ -151,7 +149,7 @@ def test_schedule_without_its_last_micro_batches_is_valid_for_fewer(seed: int) -
     assert [f for f in check(alone, about_to_run=True) if f.severity == "error"] == []
 
 
-def test_rotation_drops_replays_with_their_micro_batches() -> None:
+def test_rotation_drops_replays_with_their_micro_batches():
     rotation = with_replays(one_f_one_b(Shape(2, 2, 4)), 2)
     ramped = replace(rotation, micro_batches=lambda iteration: min(iteration // 2 + 1, 4))
     for iteration in range(9):

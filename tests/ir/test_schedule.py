@@ -1,10 +1,5 @@
 """Schedules and their text: programs read back, and invalid programs, options and words are refused by place."""
 
-from __future__ import annotations
-
-import random
-from typing import Any
-
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -20,7 +15,7 @@ from recycle.ir.schedule import loop_placement
 from tests.ir.random_schedules import random_schedule
 
 
-def test_chunks_go_around_the_ranks_unless_placed() -> None:
+def test_chunks_go_around_the_ranks_unless_placed():
     assert loop_placement(Shape(2, 2, 1, chunks=2)) == ((0, 2), (1, 3), (0, 2), (1, 3))
     schedule = Schedule.from_text(Shape(2, 2, 1, chunks=2), {}, placement={"0.1": [1, 2, 3]}, failed=["1.0"])
     assert schedule.hosts(2) == [Worker(0, 0), Worker(0, 1)]
@@ -28,7 +23,7 @@ def test_chunks_go_around_the_ranks_unless_placed() -> None:
     assert schedule.failure_vector() == (1, 0)
 
 
-def test_equality_is_the_order_not_the_metadata() -> None:
+def test_equality_is_the_order_not_the_metadata():
     schedule = one_f_one_b(Shape(1, 2, 2))
     assert schedule.with_metadata(note="x") == schedule
     assert schedule != one_f_one_b(Shape(1, 2, 2), "barrier")
@@ -68,7 +63,7 @@ WORKER, F = Worker(0, 0), Forward(0, MicroBatch(0, 0))
         ({}, {"metadata": [1]}, r"metadata: \[1\] is not a mapping"),
     ],
 )
-def test_invalid_programs_and_options_are_refused_by_name(programs: Any, options: Any, message: str) -> None:
+def test_invalid_programs_and_options_are_refused_by_name(programs, options, message):
     with pytest.raises(ScheduleError, match=message):
         Schedule.build(Shape(1, 2, 1), programs, **options)
 
@@ -79,7 +74,7 @@ randoms = st.randoms(use_true_random=False)
 
 @bounded
 @given(randoms)
-def test_programs_are_written_as_instructions_print_and_both_parsers_read_them(rng: random.Random) -> None:
+def test_programs_are_written_as_instructions_print_and_both_parsers_read_them(rng):
     schedule = lower(random_schedule(rng))
     texts = schedule.text()
     for worker in schedule.live:
@@ -91,7 +86,7 @@ def test_programs_are_written_as_instructions_print_and_both_parsers_read_them(r
 
 
 @pytest.mark.parametrize("program", [" 0F0.0 0B0.0", "0F0.0 0B0.0 ", "0F0.0\t0B0.0", "0F0\n0B0"])
-def test_any_white_space_and_a_missing_pipeline_are_read(program: str) -> None:
+def test_any_white_space_and_a_missing_pipeline_are_read(program):
     assert Schedule.from_text(Shape(1, 1, 1), {"0.0": program}).text() == {"0.0": "0F0.0 0B0.0"}
 
 
@@ -104,18 +99,18 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_and_repr_read_back(text: str) -> None:
+def test_text_and_repr_read_back(text):
     instruction = parse_instruction(text)
     assert str(instruction) == repr(instruction) == text
     assert parse_instruction(str(instruction)) == instruction
 
 
-def test_the_texts_above_cover_every_kind_and_the_table_is_indexed_by_kind() -> None:
+def test_the_texts_above_cover_every_kind_and_the_table_is_indexed_by_kind():
     assert {parse_instruction(text).kind for text in TEXTS} == set(range(len(KIND_CLASSES)))
     assert [cls.kind for cls in KIND_CLASSES] == list(range(len(KIND_CLASSES)))
 
 
-def test_a_pair_may_name_its_backward_first() -> None:
+def test_a_pair_may_name_its_backward_first():
     assert str(parse_instruction("(2B1.3;2F1.5)")) == "(2F1.5;2B1.3)"
 
 
@@ -132,7 +127,7 @@ def test_a_pair_may_name_its_backward_first() -> None:
         ("0F0.99999999999", "more than 9 digits"), ("9" * 5000 + "F0.0", "more than 9 digits"),
     ],
 )  # fmt: skip
-def test_a_word_that_is_not_an_instruction_is_refused_by_place_and_reason(text: str, complaint: str) -> None:
+def test_a_word_that_is_not_an_instruction_is_refused_by_place_and_reason(text, complaint):
     with pytest.raises(ScheduleError, match=rf"worker 0\.1, position 1: .*{complaint}"):
         Schedule.from_text(Shape(2, 2, 1), {"0.1": f"0F0.0 {text}"})
     with pytest.raises(ScheduleError, match=complaint):
@@ -140,6 +135,6 @@ def test_a_word_that_is_not_an_instruction_is_refused_by_place_and_reason(text: 
 
 
 @pytest.mark.parametrize("peer", ["0.2", "2.0"])
-def test_a_peer_outside_the_shape_is_refused(peer: str) -> None:
+def test_a_peer_outside_the_shape_is_refused(peer):
     with pytest.raises(ScheduleError, match=f"worker 0.1: 0SEND_F0.0@{peer}: worker {peer} is outside the grid"):
         Schedule.from_text(Shape(2, 2, 1), {"0.1": f"0SEND_F0.0@{peer}"})

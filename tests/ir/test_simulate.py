@@ -1,7 +1,5 @@
 """The simulator: published figures, refusals and compiled loops."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import random
@@ -57,7 +55,7 @@ def start_slots(timeline: Timeline, worker: Worker) -> str:
     )
 
 
-def test_the_worked_example_without_a_fault_starts_in_the_published_slots() -> None:
+def test_the_worked_example_without_a_fault_starts_in_the_published_slots():
     timeline = simulate(one_f_one_b(Shape(3, 4, 6)))
     assert (timeline.makespan, timeline.period) == (27, 27)
     assert timeline.busy == [18] * 12
@@ -66,7 +64,7 @@ def test_the_worked_example_without_a_fault_starts_in_the_published_slots() -> N
         assert [start_slots(timeline, Worker(k, r)) for r in range(4)] == FAULT_FREE
 
 
-def test_the_published_adaptive_schedule_takes_36_slots() -> None:
+def test_the_published_adaptive_schedule_takes_36_slots():
     schedule = Schedule.load(CASES / "adaptive_without_1.2.json")
     timeline = simulate(schedule)
     assert timeline.makespan == 36
@@ -75,7 +73,7 @@ def test_the_published_adaptive_schedule_takes_36_slots() -> None:
     assert [start_slots(timeline, Worker(1, r)) for r in (0, 1, 3)] == [FAULT_FREE[r] for r in (0, 1, 3)]
 
 
-def test_a_slow_worker_stretches_its_own_computes_only() -> None:
+def test_a_slow_worker_stretches_its_own_computes_only():
     timeline = simulate(one_f_one_b(Shape(1, 2, 3)), Profile(speed={"0.1": 2.0}))
     assert timeline.busy == [9, 18]
     assert timeline.makespan == 21  # F of stage 0, then 3 times 2 + 4 on the slow worker, then its last B
@@ -89,7 +87,7 @@ def spans(timeline: Timeline, token: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message() -> None:
+def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message():
     profile = Profile(
         latency=1.0,
         links={"0.0>0.1": Link(latency=2.0, bandwidth=10.0), "0.2>0.1": Link(bandwidth=4.0)},
@@ -105,7 +103,7 @@ def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message()
 
 
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
-def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
+def test_the_row_of_the_peak_is_the_first_that_reaches_it():
     split = "0F0 1F0 1I0 0F1 0I0 1W0 0W0 1F1 1I1 0I1 1W1 0W1"  # 1F1 comes back to the 9 bytes of 1F0, but for rounding
     timeline = simulate(
         Schedule.from_text(Shape(1, 1, 2, 2), {"0.0": split}), Profile(activation=[1.0, 8.0], weight_stash=0.3)
@@ -114,7 +112,7 @@ def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
     assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).peak_row == [None]
 
 
-def test_each_step_of_the_critical_path_has_its_cause() -> None:
+def test_each_step_of_the_critical_path_has_its_cause():
     timeline = simulate(gpipe(Shape(1, 2, 2), "barrier"), Profile.uniform(link=2.0, step=0.5))
     schedule = timeline.schedule
     steps = [
@@ -138,15 +136,13 @@ def test_each_step_of_the_critical_path_has_its_cause() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
-def test_empty_and_zero_time_schedules_take_no_time() -> None:
+def test_empty_and_zero_time_schedules_take_no_time():
     assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).makespan == 0
     still = simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0))
     assert (still.makespan, still.period, still.bubble_ratio) == (0, 0, 0)
 
 
-def test_compiled_loops_give_the_same_bits_as_plain_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_loops_give_the_same_bits_as_plain_python(monkeypatch):
     for seed in range(25):
         rng = random.Random(seed)
         schedule = random_schedule(rng)
@@ -160,7 +156,7 @@ def test_compiled_loops_give_the_same_bits_as_plain_python(
         assert results[0] == results[1]
 
 
-def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped() -> None:
+def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped():
     """ReCycle's third technique: with room left by split backwards, the period is below the makespan."""
     text = {"0.0": "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", "0.1": "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"}
     staggered = simulate(Schedule.from_text(Shape(1, 2, 3), text))
@@ -169,7 +165,7 @@ def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped() -> N
     assert (staggered.makespan, staggered.period) == (10, 9)
 
 
-def test_tied_stages_of_one_worker_reduce_as_one() -> None:
+def test_tied_stages_of_one_worker_reduce_as_one():
     text = {"0.0": "0F0 3F0 3B0 0B0", "0.1": "1F0 2F0 2B0 1B0"}
     vee = {"0.0": [0, 3], "0.1": [1, 2]}
     schedule = Schedule.from_text(Shape(1, 2, 1, 2), text, placement=vee, ties=[[0, 3]])
@@ -180,7 +176,7 @@ def test_tied_stages_of_one_worker_reduce_as_one() -> None:
     assert begins["0REDUCE_GRAD"] == begins["3REDUCE_GRAD"] + 1
 
 
-def test_a_host_of_tied_stages_that_runs_nothing_reduces_with_its_peers() -> None:
+def test_a_host_of_tied_stages_that_runs_nothing_reduces_with_its_peers():
     text = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0 0F1.0 1F1.0 1B1.0 0B1.0", "1.0": ""}
     schedule = Schedule.from_text(Shape(2, 1, 1, 2), text, ties=[[0, 1]])
     assert check(schedule) == check(lower(schedule), about_to_run=True) == []
@@ -189,7 +185,7 @@ def test_a_host_of_tied_stages_that_runs_nothing_reduces_with_its_peers() -> Non
 
 
 @pytest.mark.parametrize("ties", [[], [[0, 1, 2]]])
-def test_three_workers_that_reduce_three_stages_in_a_ring_deadlock(ties: list[list[int]]) -> None:
+def test_three_workers_that_reduce_three_stages_in_a_ring_deadlock(ties):
     text = {
         "0.0": "0F0.0 0F1.0 1F0.0 1F2.0 1B0.0 1B2.0 0B0.0 0B1.0 0REDUCE_GRAD 1REDUCE_GRAD 0STEP 1STEP",
         "1.0": "1F1.0 2F1.0 2B1.0 1B1.0 1REDUCE_GRAD 2REDUCE_GRAD 1STEP 2STEP",
@@ -205,7 +201,7 @@ def test_three_workers_that_reduce_three_stages_in_a_ring_deadlock(ties: list[li
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_with_ties_a_schedule_runs_exactly_if_the_checker_finds_nothing(seed: int) -> None:
+def test_with_ties_a_schedule_runs_exactly_if_the_checker_finds_nothing(seed):
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     stages = rng.sample(range(schedule.shape.stages), min(schedule.shape.stages, rng.randint(1, 4)))
@@ -226,7 +222,7 @@ def test_with_ties_a_schedule_runs_exactly_if_the_checker_finds_nothing(seed: in
         assert simulate(tied).makespan >= simulate(schedule).makespan
 
 
-def test_an_incomplete_schedule_is_timed_with_a_warning() -> None:
+def test_an_incomplete_schedule_is_timed_with_a_warning():
     shape = Shape(1, 2, 2)
     text = {"0.0": "0F0 0F1 0B0 0I1", "0.1": "1F0 1B0 1B1 1F7"}
     with pytest.warns(ScheduleWarning, match="2 of 4 pairs of stage and micro-batch lack .* recycle.check lists them"):
@@ -243,7 +239,7 @@ def test_an_incomplete_schedule_is_timed_with_a_warning() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_times_whose_sum_overflows_are_refused() -> None:
+def test_times_whose_sum_overflows_are_refused():
     with pytest.raises(JobError, match=r"the times add up to more than 1e\+100: state them in another unit"):
         simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=1e308))
     assert simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=2.0**300)).makespan == 3 * 2.0**300
@@ -254,12 +250,10 @@ MISSING = b"crecycle.ir.compiled\nA name that is gone\n."
 
 
 @pytest.mark.search
-def test_code_with_an_unreadable_cache_index_is_compiled_again(tmp_path: Path) -> None:
+def test_code_with_an_unreadable_cache_index_is_compiled_again(tmp_path):
     source = tmp_path / "doubling.py"
     source.write_text("def doubled(number):\n    return 2 * number\n")
     spec = importlib.util.spec_from_file_location("doubling", source)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     index = compiled.cache_folder(module.doubled)

@@ -1,7 +1,5 @@
 """The analytic model: published FLOPs and bytes come out of it, and a job of it is planned like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ PAPER = sorted((Path(__file__).parents[2] / "benchmarks" / "paper").glob("*.toml
 LEAN = 'precision = "bf16"\naccumulation = "fast"\n'
 
 
-def job(model: str = "", how: str = "", shape: str = "", train: str = LEAN) -> Job:
+def job(model="", how="", shape="", train: str = LEAN) -> Job:
     return Job.from_toml(
         "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 4\n"
         + shape
@@ -28,7 +26,7 @@ def job(model: str = "", how: str = "", shape: str = "", train: str = LEAN) -> J
     )
 
 
-def test_flops_are_those_of_narayanan_et_al() -> None:
+def test_flops_are_those_of_narayanan_et_al():
     """96 B s l h^2 (1 + s / 6h + V / 16lh) with everything computed again, which makes four passes of three."""
     plain = job(how='activations = "all"\nachieved = 0.25\n')
     work = sum(layer.seconds for layer in layers(plain)) * GPUS["A100-80GB"].flops * 0.25
@@ -40,7 +38,7 @@ def test_flops_are_those_of_narayanan_et_al() -> None:
     assert more == pytest.approx(bodies + 8 * 2 * s * h * v - 2 * 2 * s * h * v, rel=0.2)
 
 
-def test_activations_are_those_of_korthikanti_et_al_without_the_masks_of_dropout() -> None:
+def test_activations_are_those_of_korthikanti_et_al_without_the_masks_of_dropout():
     sbh = 2048 * 2 * 1024
     middle = {how: layers(job(how=f'activations = "{how}"\n'))[3].activation for how in ("all", "selective", "full")}
     assert middle == {"all": sbh * (32 + 5 * 16 * 2048 / 1024), "selective": sbh * 32, "full": 2 * sbh}
@@ -51,7 +49,7 @@ def test_activations_are_those_of_korthikanti_et_al_without_the_masks_of_dropout
     assert parted.message == 2 * sbh / 4
 
 
-def test_a_parameter_weighs_eighteen_bytes_of_which_fourteen_are_copied_and_kept_for_an_undo() -> None:
+def test_a_parameter_weighs_eighteen_bytes_of_which_fourteen_are_copied_and_kept_for_an_undo():
     every = layers(job())
     parameters = sum(layer.static for layer in every) / 18
     assert parameters == 8 * (12 * 1024**2 + 13 * 1024) + 2 * 51200 * 1024 + 2048 * 1024 + 2 * 1024
@@ -66,7 +64,7 @@ def test_a_parameter_weighs_eighteen_bytes_of_which_fourteen_are_copied_and_kept
     assert sum(copied) == pytest.approx(14 * parameters / 25e9)
 
 
-def test_an_exact_sum_costs_the_bytes_that_it_moves_more() -> None:
+def test_an_exact_sum_costs_the_bytes_that_it_moves_more():
     """20 bytes of a parameter and micro-batch in place of 12 in bf16; 24 in place of 8 in fp32."""
     for precision, more in (("bf16", 8), ("fp32", 16)):
         seconds = {}
@@ -77,7 +75,7 @@ def test_an_exact_sum_costs_the_bytes_that_it_moves_more() -> None:
         assert seconds["exact"] - seconds["fast"] == pytest.approx(parameters * more / 2.039e12)
 
 
-def test_recomputing_stage_holds_its_input_then_all_activations() -> None:
+def test_recomputing_stage_holds_its_input_then_all_activations():
     sbh = 2 * 2048 * 2 * 1024
     split = job(model='recompute = "full"\n').profile()
     assert split.per_stage("recomputed_from", 4) == [0.0, sbh, sbh, sbh]
@@ -90,7 +88,7 @@ def test_recomputing_stage_holds_its_input_then_all_activations() -> None:
     assert difference == 2 * 16 * sbh
 
 
-def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
+def test_tensor_parallelism_divides_the_work_and_adds_all_reduces():
     alone, parted = layers(job())[3], layers(job(shape="tensor_parallel = 2\n"))[3]
     ring = 2 * (1 / 2) * 2 * 2 * 2048 * 1024 / 300e9
     assert parted.forward == pytest.approx(alone.forward / 2 + 2 * ring)
@@ -98,7 +96,7 @@ def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
 
 
 @pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
-def test_the_published_settings_have_their_sizes_and_fit(file: Path) -> None:
+def test_the_published_settings_have_their_sizes_and_fit(file):
     published = Job.load(file)
     sizes = {
         "gpt3_medium": 0.36,
@@ -114,5 +112,4 @@ def test_the_published_settings_have_their_sizes_and_fit(file: Path) -> None:
     assert parameters == pytest.approx(sizes[file.stem], rel=0.15)
     assert published.shape.worker_count * published.grid.tensor_parallel == gpus.get(file.stem, 32)
     limits = published.activation_limits()
-    assert limits is not None
     assert min(limits) >= 1

@@ -1,7 +1,5 @@
 """A job takes its model's shape from the checkpoint of its weights, and may not contradict it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -34,7 +32,7 @@ QWEN = ModelSection(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return saved(tmp_path / "weights", QWEN)
 
 
@@ -46,13 +44,13 @@ def saved(folder: Path, model: ModelSection) -> Path:
     return folder
 
 
-def load(folder: Path, model: str = "", weights: str = "weights") -> Job:
+def load(folder: Path, model="", weights="weights") -> Job:
     path = folder / "job.toml"
     path.write_text(f'[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n[model]\nweights = "{weights}"\n{model}\n')
     return Job.load(path)
 
 
-def test_model_keys_come_from_the_checkpoint_and_training_keys_from_the_job(folder: Path) -> None:
+def test_model_keys_come_from_the_checkpoint_and_training_keys_from_the_job(folder):
     job = load(folder.parent, "dropout = 0.2\n[model.config]\nmoe_aux_loss_coeff = 0.0")
     taken = msgspec.structs.replace(
         QWEN, dropout=0.2, sequence=64, weights=str(folder), config=QWEN.config | {"moe_aux_loss_coeff": 0.0}
@@ -62,7 +60,7 @@ def test_model_keys_come_from_the_checkpoint_and_training_keys_from_the_job(fold
     assert Job.from_toml(job.to_toml()) == job
 
 
-def test_learned_positions_fix_the_sequence(tmp_path: Path) -> None:
+def test_learned_positions_fix_the_sequence(tmp_path):
     saved(tmp_path / "weights", ModelSection(sequence=48))
     assert load(tmp_path).model.sequence == 48
     with pytest.raises(JobError, match=r"\[model\] sequence: 32, but the weights in \S+/weights have 48;"):
@@ -86,12 +84,12 @@ def test_learned_positions_fix_the_sequence(tmp_path: Path) -> None:
         ('provider = "a:b"', r"\[model\] weights: the model of \[model\] provider has its own"),
     ],
 )
-def test_a_key_that_contradicts_the_weights_is_one_line(folder: Path, model: str, complaint: str) -> None:
+def test_a_key_that_contradicts_the_weights_is_one_line(folder, model, complaint):
     with pytest.raises(JobError, match=rf"job.toml: {complaint}"):
         load(folder.parent, model)
 
 
-def test_vocabulary_of_weights_cannot_be_padded(folder: Path) -> None:
+def test_vocabulary_of_weights_cannot_be_padded(folder):
     with pytest.raises(JobError, match=r"vocabulary: 300 is not divisible by tensor_parallel = 7; its weights"):
         msgspec.structs.replace(
             (job := load(folder.parent)),
@@ -100,7 +98,7 @@ def test_vocabulary_of_weights_cannot_be_padded(folder: Path) -> None:
         ).validate()
 
 
-def test_invalid_weights_are_refused(folder: Path) -> None:
+def test_invalid_weights_are_refused(folder):
     root = folder.parent
     with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+/none: is not a checkpoint"):
         load(root, weights="none")
@@ -119,7 +117,7 @@ def test_invalid_weights_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_model_than_the_weights_is_refused_before_it_runs(folder: Path) -> None:
+def test_other_model_than_the_weights_is_refused_before_it_runs(folder):
     job = load(folder.parent)
     require_model_of_weights(job.model)
     other = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=4))
@@ -129,7 +127,7 @@ def test_other_model_than_the_weights_is_refused_before_it_runs(folder: Path) ->
         run(one_f_one_b(job.shape), job, steps=1)
 
 
-def test_resolved_job_does_not_need_the_checkpoint(folder: Path) -> None:
+def test_resolved_job_does_not_need_the_checkpoint(folder):
     job = load(folder.parent)
     (folder.parent / "run").mkdir()
     (folder.parent / "run" / "job.toml").write_text(job.to_toml())

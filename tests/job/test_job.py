@@ -13,7 +13,7 @@ from recycle.job.reference import reference_page
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
 
 
-def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
+def test_times_and_memory_reach_the_profile_and_the_limits():
     job = Job.from_toml(
         SHAPE + "[times]\nforward = [1, 2, 3, 4]\nlink = 0.5\nstep = 2\n"
         "[memory]\nlimit = [4, 3, 2, 1]\nweight_stash = 0.25\n"
@@ -25,7 +25,7 @@ def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
     assert Job.from_toml(SHAPE + "[memory]\nlimit = 4\n").activation_limits() == [4.0] * 4
 
 
-def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> None:
+def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path):
     Profile(activation=[100.0, 50.0, 50.0, 50.0], static=[400.0, 0.0, 0.0, 0.0]).save(tmp_path / "profile.json")
     file = tmp_path / "job.toml"
     file.write_text(SHAPE + '[times]\nprofile = "profile.json"\n[memory]\nlimit = "1000 B"\n')
@@ -33,7 +33,7 @@ def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> 
     assert job.activation_limits() == [6.0, 20.0, 20.0, 20.0]
 
 
-def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
+def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand():
     limit = SHAPE + '[memory]\nlimit = "20 GiB"\n'
     assert Job.from_toml(limit + 'activation = "2 GiB"\n').activation_limits() == [10.0] * 4
     job = Job.from_toml(limit + 'activation = ["2 GiB", "1 GiB", "1 GB", "4 GiB"]\nstatic = "10 GiB"\n')
@@ -114,13 +114,13 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         ("[shape]\npipelines = 1000000000\nranks = 4\nmicro_batches = 1\n", "too large"),
     ],
 )
-def test_invalid_job_is_refused_with_file_and_key(text: str, complaint: str) -> None:
+def test_invalid_job_is_refused_with_file_and_key(text, complaint):
     with pytest.raises(JobError, match=complaint) as error:
         Job.from_toml(text, "my.toml")
     assert str(error.value).startswith("my.toml: ")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     for path in (tmp_path, tmp_path / "none.toml"):
         with pytest.raises(JobError, match="cannot be read"):
             Job.load(path)
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         Job.load(tmp_path / "binary.toml")
 
 
-def test_layers_divide_or_are_stated() -> None:
+def test_layers_divide_or_are_stated():
     assert Job.from_toml(SHAPE + "[model]\nlayers = 8\n").layers_per_stage() == [2, 2, 2, 2]
     assert Job.from_toml(SHAPE + "[model]\nlayers = 5\nsplit = [1, 2, 1, 1]\n").layers_per_stage() == [1, 2, 1, 1]
     with pytest.raises(JobError, match="5 layers do not divide over 4 stages"):
@@ -137,7 +137,7 @@ def test_layers_divide_or_are_stated() -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [("20 GiB", 20 * 2**30), ("512 MB", 512e6), ("1.5kB", None), ("8B", 8)])
-def test_sizes_are_decimal_or_binary_by_their_unit(text: str, size: float | None) -> None:
+def test_sizes_are_decimal_or_binary_by_their_unit(text, size):
     if size is None:
         with pytest.raises(JobError, match="is not a size"):
             parse_bytes(text, "--size")
@@ -145,7 +145,7 @@ def test_sizes_are_decimal_or_binary_by_their_unit(text: str, size: float | None
         assert parse_bytes(text, "--size") == size
 
 
-def test_the_reference_of_the_job_file_is_that_of_the_types() -> None:
+def test_the_reference_of_the_job_file_is_that_of_the_types():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text()
     assert page == reference_page(), "write it again with: python -m recycle.job.reference docs/reference/job.md"
     rows = [line for line in page.splitlines() if line.startswith("| `")]
@@ -154,7 +154,7 @@ def test_the_reference_of_the_job_file_is_that_of_the_types() -> None:
     assert len(steps.split(" | ")) == 4
 
 
-def test_automatic_limit_needs_a_profile_with_capacity(tmp_path: Path) -> None:
+def test_automatic_limit_needs_a_profile_with_capacity(tmp_path):
     wants = '[times]\nprofile = "p.json"\n[memory]\nlimit = "auto"\n'
     (tmp_path / "job.toml").write_text(SHAPE + wants)
     Profile(activation=10.0, static=100.0, workspace=5.0).save(tmp_path / "p.json")
@@ -166,7 +166,7 @@ def test_automatic_limit_needs_a_profile_with_capacity(tmp_path: Path) -> None:
         Job.from_toml(SHAPE + '[memory]\nlimit = "auto"\n')
 
 
-def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
+def test_an_automatic_split_leaves_the_last_stage_room_for_the_head():
     """A vocabulary of 50,000 and 12 layers of width 1024: the head costs four layers."""
     text = "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 8\n[model]\nlayers = 12\nhidden = 1024\nheads = 16\n"
     text += 'sequence = 1024\nvocabulary = 50000\nsplit = "auto"\n'
@@ -175,7 +175,7 @@ def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
     assert Job.from_toml(text.replace("layers = 12", "layers = 14")).model.split == [3, 4, 3, 4]
     head = Job.from_toml(text + '[times]\nprofile = "analytic"\n')
     assert head.model.split == [3, 4, 4, 1]
-    slowest = [max(price(job).prices.forward) for job in (head, with_even_split(head))]  # type: ignore[type-var]
+    slowest = [max(price(job).prices.forward) for job in (head, with_even_split(head))]
     assert slowest[0] < 0.75 * slowest[1]
     with pytest.raises(JobError, match=r"\[model\] split: 3 layer\(s\) cannot be cut into 4 stages"):
         Job.from_toml(text.replace("layers = 12", "layers = 3"))
@@ -184,7 +184,7 @@ def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
     assert Job.from_toml(loop.replace('"loop"', '"auto"')).model.split == [3, 3, 3, 1]
     for placement in ("loop", "v"):
         job = price(Job.from_toml(loop.replace('"loop"', f'"{placement}"')))
-        layers = [3 * time / price(head).prices.forward[0] for time in job.prices.forward]  # type: ignore[union-attr, index]
+        layers = [3 * time / price(head).prices.forward[0] for time in job.prices.forward]
         loads = [sum(layers[s] for s in job.shape.stages_of_rank(rank)) for rank in range(2)]
         assert max(loads) == pytest.approx(7, abs=0.01), "7.5 with the other split"
 

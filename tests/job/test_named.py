@@ -1,7 +1,5 @@
 """Functions by name: found in the folders that a job states, or refused in one line that says where it was looked."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -20,11 +18,11 @@ def module(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def test_function_is_imported_and_named(tmp_path: Path) -> None:
+def test_function_is_imported_and_named(tmp_path):
     (tmp_path / "package").mkdir()
     module(tmp_path / "package", "named_here", "class Made:\n    @staticmethod\n    def build(): return 5\n")
     function = function_named("package.named_here:Made.build", KEY, [str(tmp_path)])
@@ -46,7 +44,7 @@ def test_function_is_imported_and_named(tmp_path: Path) -> None:
         ("named_d:build", "named_d imports nowhere_at_all, which is not installed"),
     ],
 )
-def test_missing_function_is_refused_with_the_key(tmp_path: Path, text: str, complaint: str) -> None:
+def test_missing_function_is_refused_with_the_key(tmp_path, text, complaint):
     module(tmp_path, "named_a", "NUMBER = 1\ndef build(): ...\n")
     module(tmp_path, "named_b", "1 / 0\n")
     module(tmp_path, "named_c", "def build(:\n")
@@ -56,7 +54,7 @@ def test_missing_function_is_refused_with_the_key(tmp_path: Path, text: str, com
     assert "\n" not in str(refused.value)
 
 
-def test_function_that_cannot_be_imported_has_no_name() -> None:
+def test_function_that_cannot_be_imported_has_no_name():
     def inner() -> None: ...
 
     for function in (inner, lambda: None, print):
@@ -82,12 +80,12 @@ def test_function_that_cannot_be_imported_has_no_name() -> None:
         ("[model.config]\nx = {y = 1}\n", r"\[model\] config\[\.\.\.\]: expected"),
     ],
 )
-def test_a_job_that_contradicts_itself_is_refused(text: str, complaint: str) -> None:
+def test_a_job_that_contradicts_itself_is_refused(text, complaint):
     with pytest.raises(JobError, match=f"^job.toml: {complaint}"):
         Job.from_toml(GRID + text, "job.toml")
 
 
-def test_functions_are_imported_from_the_jobs_folder(tmp_path: Path) -> None:
+def test_functions_are_imported_from_the_jobs_folder(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(GRID + '[model]\nprovider = "a:b"\n[model.config]\nkv_channels = 8\nrotary_interleaved = true\n')
     job = Job.load(path)

@@ -1,15 +1,12 @@
 """Profile: prices of instructions, and files and numbers that are refused."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from recycle import JobError, Link, Profile, Shape
 
 
-def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
     shape = Shape(1, 3, 1)
     assert Profile(latency=0.5, bandwidth=100.0, message=20.0).transfer_seconds(shape, 0, 1, 0) == 0.7
     assert Profile(latency=0.5, message=20.0).transfer_seconds(shape, 0, 1, 0) == 0.5
@@ -19,7 +16,7 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
         uneven.transfer_seconds(Shape(1, 2, 1), 0, 1, 0)
 
 
-def test_most_specific_link_counts() -> None:
+def test_most_specific_link_counts():
     precedence = ["0.1>1.2", "0.1>1.*", "*.1>1.2", "0.*>1.*", "*.1>*.2", "*.1>*.*", "*.*>*.2", "*.*>*.*"]
     shape, sender, receiver = Shape(2, 3, 1), 1, 5
     for first in range(len(precedence)):
@@ -33,12 +30,12 @@ def test_most_specific_link_counts() -> None:
 @pytest.mark.parametrize(
     "pair", ["", "0.1", "0.1>", "0.1>0.2>0.3", "0.1>x.2", "0.1>0", "1>2", "0.1 > 0.2", "00.1>0.2", "-1.0>0.0"]
 )
-def test_invalid_pair_of_a_link_is_refused(pair: str) -> None:
+def test_invalid_pair_of_a_link_is_refused(pair):
     with pytest.raises(JobError, match="is not a pair of workers: write sender>receiver"):
         Profile(links={pair: Link()})
 
 
-def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path: Path) -> None:
+def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path):
     profile = Profile(
         forward=[1.0, 2.0],
         bandwidth=1e9,
@@ -62,7 +59,7 @@ def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path: Path) -> Non
         ('{"links": {"0.1>0.2": {"latency": null}}}', r"Expected `float`.*links"),
     ],
 )  # fmt: skip
-def test_invalid_profile_file_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
+def test_invalid_profile_file_is_refused(tmp_path, content, complaint):
     file = tmp_path / "p.json"
     file.write_text(content)
     with pytest.raises(JobError, match=complaint) as error:
@@ -95,6 +92,6 @@ def test_peers_are_alike_without_speeds_and_links_of_pipelines():
         ({"links": {"0.0>0.1": 3}}, "link 0.0>0.1 must be a Link, got 3"),
     ],
 )
-def test_impossible_quantity_is_refused(given: dict[str, Any], message: str) -> None:
+def test_impossible_quantity_is_refused(given, message):
     with pytest.raises(JobError, match=f"^profile: {message}"):
         Profile(**given)

@@ -1,7 +1,5 @@
 """Shapes, workers and micro-batches, and the node of each worker: no stage has all its hosts on one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -10,12 +8,12 @@ from recycle.job.shape import node_of, place_workers
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 1.5), (1, 1, True), (1, 1, 1, 0), ("1", 1, 1)])
-def test_size_must_be_a_positive_integer(sizes: tuple[int, ...]) -> None:
+def test_size_must_be_a_positive_integer(sizes):
     with pytest.raises(JobError, match="must be a whole number of at least 1"):
         Shape(*sizes)
 
 
-def test_a_shape_beyond_any_job_is_refused_before_it_fills_the_memory() -> None:
+def test_a_shape_beyond_any_job_is_refused_before_it_fills_the_memory():
     with pytest.raises(JobError, match="too large"):
         Shape(10**9, 4, 8)
     with pytest.raises(JobError, match="too large"):
@@ -24,12 +22,12 @@ def test_a_shape_beyond_any_job_is_refused_before_it_fills_the_memory() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.", ".1", "1.2.3", "-1.0", "a.b", "1 .2", "9" * 5000 + ".1"])
-def test_invalid_worker_is_refused(text: str) -> None:
+def test_invalid_worker_is_refused(text):
     with pytest.raises(JobError, match="is not a worker"):
         Worker.parse(text)
 
 
-def test_membership_is_the_grid() -> None:
+def test_membership_is_the_grid():
     shape = Shape(2, 3, 1)
     assert Worker(1, 2) in shape
     assert all(worker not in shape for worker in (Worker(2, 0), Worker(0, 3), Worker(-1, 0), "0.0"))
@@ -38,7 +36,7 @@ def test_membership_is_the_grid() -> None:
 
 
 @given(st.integers(2, 9), st.integers(1, 9), st.integers(1, 100))
-def test_no_node_holds_all_peers_of_a_stage_whatever_the_shape(pipelines: int, ranks: int, per_node: int) -> None:
+def test_no_node_holds_all_peers_of_a_stage_whatever_the_shape(pipelines, ranks, per_node):
     shape = Shape(pipelines, ranks, 1)
     nodes = place_workers(shape, per_node)
     assert sorted(worker for workers in nodes for worker in workers) == sorted(shape.workers())
@@ -48,11 +46,11 @@ def test_no_node_holds_all_peers_of_a_stage_whatever_the_shape(pipelines: int, r
         assert len({node for w, node in node_of(shape, per_node).items() if w.rank == rank}) >= 2
 
 
-def test_a_pipeline_lies_on_one_node_where_it_fits() -> None:
+def test_a_pipeline_lies_on_one_node_where_it_fits():
     nodes = place_workers(Shape(3, 4, 2), 4)
     assert [{worker.pipeline for worker in workers} for workers in nodes] == [{0}, {1}, {2}]
 
 
-def test_a_single_pipeline_is_refused() -> None:
+def test_a_single_pipeline_is_refused():
     with pytest.raises(JobError, match="with a single pipeline a stage has no peer"):
         place_workers(Shape(1, 4, 4), 2)

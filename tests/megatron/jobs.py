@@ -5,11 +5,9 @@ Megatron jobs do, with the weights that recycle's initialisation gives to the sa
 different placements compare by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle import Job, Schedule
 from tests.exec.drive import small_job
 from tests.exec.megatron_reference import gpt_model, join, leave, shims
 from tests.warm import WarmPool
@@ -78,27 +75,27 @@ class Result:
 class Jobs(WarmPool):
     """Processes for cases of at most `count` workers; use as a context manager."""
 
-    def __init__(self, count: int = 4) -> None:
+    def __init__(self, count=4):
         super().__init__(count, _make_process)
         self._runs = 0
 
     def run(self, case: Case) -> Result:
         """Run a case. Raises RuntimeError with the text of the first error of a process."""
         answers = self.call(run_case, case)
-        gradients: list[dict[str, torch.Tensor]] = [{} for _ in range(case.replicas)]
-        kept: list[list[Any]] = [[] for _ in range(case.replicas)]
+        gradients = [{} for _ in range(case.replicas)]
+        kept = [[] for _ in range(case.replicas)]
         for replica, named, rank_kept, _ in answers:
             gradients[replica] |= {name: torch.from_numpy(values) for name, values in named.items()}
             kept[replica] += rank_kept
         return Result(gradients, kept, [answer[3] for answer in answers])
 
-    def call(self, function: Callable[..., Any], case: Case) -> list[Any]:
+    def call(self, function, case: Case):
         """`function(case)` in the case's processes, with torch.distributed up; its results by rank."""
         self._runs += 1
         return self.ask(case.processes, self._runs, function, case)
 
 
-def _make_process(store: Any, rank: int) -> Callable[..., Any]:
+def _make_process(store, rank: int):
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
@@ -110,7 +107,7 @@ def _make_process(store: Any, rank: int) -> Callable[..., Any]:
     moe_utils.te_general_gemm = None  # the name is missing where Transformer Engine is
     share_random_generator()  # Megatron's generators are on a GPU
 
-    def answer(run: int, function: Callable[[Case], Any], case: Case) -> Any:
+    def answer(run, function, case):
         try:
             with shims():
                 prefixed = torch.distributed.PrefixStore(f"run{run}", store)
@@ -171,7 +168,7 @@ def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
 class OwnModule(torch.nn.Module):
     """A script's own module: plain torch layers, one of which is used twice."""
 
-    def __init__(self, config: Any, first: bool, last: bool) -> None:
+    def __init__(self, config, first: bool, last: bool):
         super().__init__()
         self.config, self.model_type = config, None
         self.pre_process, self.post_process = first, last
@@ -182,12 +179,12 @@ class OwnModule(torch.nn.Module):
         self.down = torch.nn.Linear(96, config.hidden_size)
         self.twice = torch.nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.head = torch.nn.Linear(config.hidden_size, 256) if last else None
-        self._entry: torch.Tensor | None = None
+        self._entry = None
 
-    def set_input_tensor(self, entry: list[torch.Tensor]) -> None:
+    def set_input_tensor(self, entry: list[torch.Tensor]):
         self._entry = entry[0]
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_) -> torch.Tensor:
         entry = self._entry if self.table is None else self.table(input_ids.t().contiguous())
         output = entry + self.down(torch.nn.functional.gelu(self.norm(self.up(entry))))
         output = output + self.twice(torch.tanh(self.twice(output)))
@@ -199,9 +196,7 @@ class OwnModule(torch.nn.Module):
         )
 
 
-def own_module(
-    config: Any, job: Job, ends: Sequence[bool], number: int | None
-) -> tuple[Any, dict[str, torch.nn.Parameter]]:
+def own_module(config, job: Job, ends: Sequence[bool], number: int | None) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     """`OwnModule`, its weights drawn by its stage."""
     from megatron.core import parallel_state
 
@@ -219,11 +214,11 @@ def half(loss: torch.Tensor) -> torch.Tensor:
 class Timers:
     """Stands in for Megatron-LM's timers; every start needs a stop."""
 
-    def __init__(self) -> None:
-        self._running: set[str] = set()
+    def __init__(self):
+        self._running = set()
 
-    def __call__(self, name: str, log_level: int = 0) -> Any:
-        def start(barrier: bool = False) -> None:
+    def __call__(self, name: str, log_level=0):
+        def start(barrier=False):
             assert name not in self._running
             self._running.add(name)
 
@@ -242,17 +237,17 @@ def batches(
         yield index, tokens, mask
 
 
-def forward_step(case: Case) -> Callable[..., Any]:
+def forward_step(case: Case):
     """A script's forward step."""
     positions = torch.arange(case.sequence).expand(ROWS, -1)
 
-    def step(data: Iterator[Any], model: torch.nn.Module) -> Any:
+    def step(data, model):
         number, tokens, mask = next(data)
         output = model(
             input_ids=tokens[:, :-1], position_ids=positions, attention_mask=None, labels=tokens[:, 1:].contiguous()
         )
 
-        def loss(losses: torch.Tensor) -> tuple[Any, ...]:
+        def loss(losses):
             total, count = (losses * mask).sum(), mask.sum().int()
             kept = {"number": number, "loss": float(total), "tokens": int(count)}
             return (total, count, kept) if case.mode == "tokens" else (total / count, kept)
@@ -273,7 +268,7 @@ def run_case(case: Case) -> tuple[int, dict[str, np.ndarray], list[Any], int]:
     torch.manual_seed(parallel_state.get_pipeline_model_parallel_rank())  # for dropout
     loop = get_forward_backward_func() if case.schedule is None else forward_backward_func(case.schedule)
     replica = parallel_state.get_data_parallel_rank()
-    kept: list[Any] = []
+    kept = []
     for iteration in range(case.iterations):
         for chunk in chunks:
             chunk.zero_grad_buffer()

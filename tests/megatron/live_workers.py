@@ -1,7 +1,5 @@
 """Processes whose groups are of the backend `live`, in generations that tests choose."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -12,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recycle.errors import RecycleError, RunError
+from recycle import RecycleError, RunError, Shape, Worker
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.peers import Peers
 from tests.warm import ANSWER_SECONDS, WarmPool
@@ -32,11 +29,11 @@ VICTIM = Worker(1, 2)
 class LiveWorkers(WarmPool):
     """One process per worker of `SHAPE`, by global rank, each with its groups; none is in a generation yet."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(SHAPE.worker_count, _make_worker)
         self.generation = 0
 
-    def form(self, live: Sequence[Worker]) -> None:
+    def form(self, live: Sequence[Worker]):
         """Have these workers form the next generation."""
         self.generation += 1
         self._ask(live, "form", self.generation, list(map(str, live)))
@@ -75,7 +72,7 @@ class LiveWorkers(WarmPool):
         self.store.set(f"{self.generation}/over", "1")
         return {worker: self.receive(global_rank(worker)) for worker in survivors}
 
-    def _ask(self, live: Sequence[Worker], *request: object) -> dict[Worker, Any]:
+    def _ask(self, live: Sequence[Worker], *request) -> dict[Worker, Any]:
         for worker in live:
             self.send(global_rank(worker), *request)
         answers = {worker: self.receive(global_rank(worker)) for worker in live}
@@ -88,11 +85,11 @@ def global_rank(worker: Worker) -> int:
     return worker.rank * SHAPE.pipelines + worker.pipeline
 
 
-def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
+def _make_worker(store, rank: int):
     own = Worker(rank % SHAPE.pipelines, rank // SHAPE.pipelines)
     world, plugin = LiveWorld(own, SHAPE.pipelines, SHAPE.ranks), Gloo(TransportSettings(store, limits=LIMITS))
     world.join()
-    groups: dict[str, Any] = {"world": dist.group.WORLD, "own": dist.new_group([rank])}
+    groups = {"world": dist.group.WORLD, "own": dist.new_group([rank])}
     for r in range(SHAPE.ranks):
         hosts = dist.new_group([global_rank(Worker(k, r)) for k in range(SHAPE.pipelines)], backend="gloo")
         groups |= {"hosts": hosts} if r == own.rank else {}
@@ -103,7 +100,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             groups |= {name: group} if k == own.pipeline and rank in members else {}
     over = threading.Event()
 
-    def form(generation: int, names: Sequence[str]) -> None:
+    def form(generation, names):
         assert world.calling is None  # collectives while the generation forms are over its own processes
         plugin.end()
         over.clear()
@@ -115,18 +112,18 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         world.enter(Peers(transport, live, TIED), generation)
         threading.Thread(target=_end_when_told, args=(store.clone(), generation, over, plugin), daemon=True).start()
 
-    def block(call: str) -> str:
+    def block(call):
         try:
             CALLS[call](groups, float(rank)).wait()
         except TransportError as error:
             return f"TransportError: {error}"
         return "done"
 
-    def interrupted(generation: int, names: Sequence[str], fails: bool) -> list[float]:
+    def interrupted(generation, names, fails):
         """Sum over all between two iterations; if it `fails`, as in a process that is interrupted before it returns."""
         calls = 0
 
-        def exchange(peers: Any) -> list[torch.Tensor]:
+        def exchange(peers):
             nonlocal calls
             calls += 1
             found = [sum(peers.gather(None, torch.tensor([float(rank)])).values(), torch.zeros(1))]
@@ -142,7 +139,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             form(generation, names)
         return [float(total), calls]
 
-    def continued(generation: int, names: Sequence[str]) -> dict[str, Any]:
+    def continued(generation, names):
         """Make the collectives of a step whose generation is over, in the next one."""
         world.begin_step(generation - 1)
         world.peers, world.recover = None, lambda error: form(generation, names)
@@ -150,13 +147,13 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         world.recover = None
         return found
 
-    def save() -> list[Any]:
+    def save():
         """What a process that saves hears from the others that do; [] in other processes."""
-        found: list[Any] = []
+        found = []
         world.calling = world.peers
         with world.only_savers() as number:
             if number is not None:
-                names: list[Any] = [None] * dist.get_world_size()
+                names = [None] * dist.get_world_size()
                 dist.all_gather_object(names, str(own))
                 sent = [f"for {rank}" for rank in range(len(names))] if number == 0 else None
                 dist.scatter_object_list(received := [None], sent)
@@ -165,13 +162,13 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         world.calling = None
         return found
 
-    def step() -> str:
+    def step():
         """The error of a collective in an optimizer's step."""
         with world.stepping(), pytest.raises(RunError) as error:
             dist.all_reduce(torch.zeros(1), group=groups["hosts"])
         return str(error.value)
 
-    def answer(request: str, *arguments: Any) -> Any:
+    def answer(request, *arguments):
         if request == "die":
             os.kill(os.getpid(), 9)
         return {
@@ -187,7 +184,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
     return answer
 
 
-def _end_when_told(watch: Any, generation: int, over: threading.Event, plugin: Gloo) -> None:
+def _end_when_told(watch, generation: int, over: threading.Event, plugin: Gloo):
     try:
         watch.wait([f"{generation}/over"], timedelta(seconds=ANSWER_SECONDS))
     except RuntimeError:  # the test is over
@@ -196,7 +193,7 @@ def _end_when_told(watch: Any, generation: int, over: threading.Event, plugin: G
     plugin.wake()
 
 
-CALLS: dict[str, Callable[[dict[str, Any], float], Any]] = {
+CALLS = {
     "all_reduce of the hosts": lambda groups, value: dist.all_reduce(
         torch.full((100_000,), value), group=groups["hosts"], async_op=True
     ),
@@ -207,12 +204,12 @@ CALLS: dict[str, Callable[[dict[str, Any], float], Any]] = {
 }
 
 
-def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict[str, Any]:
+def _collect(groups, own: Worker, between=False):
     """Collectives over each group, in an iteration or between two; worker k.r has the value 10 k + r."""
     value = 10.0 * own.pipeline + own.rank
-    found: dict[str, Any] = {}
+    found = {}
 
-    def reduced(name: str, op: Any = dist.ReduceOp.SUM, count: int = 1) -> float:
+    def reduced(name, op=dist.ReduceOp.SUM, count=1):
         tensor = torch.full((count,), value)
         dist.all_reduce(tensor, op, groups[name])
         assert torch.equal(tensor, tensor[:1].expand(count))
@@ -235,7 +232,7 @@ def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict
     part = torch.zeros(1)
     dist.scatter(part, [torch.tensor([value])], dist.get_rank(), groups["own"])
     found["scattered own"] = float(part)
-    objects: list[Any] = [None] * SHAPE.worker_count
+    objects = [None] * SHAPE.worker_count
     dist.all_gather_object(objects, str(own))
     found["objects"] = objects
     with dist.distributed_c10d._coalescing_manager(groups["hosts"], async_ops=True) as works:

@@ -1,7 +1,5 @@
 """`import-megatron` loses no row, compares the whole model with the job's, and says what it refuses."""
 
-from __future__ import annotations
-
 import enum
 import pickle
 import subprocess
@@ -10,7 +8,6 @@ import tempfile
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,11 +22,11 @@ from tests.exec.drive import build_stage
 from tests.hugging_face.written import write_model
 
 NEWEST = "latest_checkpointed_iteration.txt"
-MODEL: dict[str, Any] = {
+MODEL = {
     **{"kind": "llama", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocabulary": 512, "sequence": 16},
     "config": {"num_query_groups": 2},
 }
-ARGUMENTS: dict[str, Any] = {
+ARGUMENTS = {
     **{"num_attention_heads": 4, "group_query_attention": True, "num_query_groups": 2, "kv_channels": 8},
     **{"norm_epsilon": 1e-5, "normalization": "RMSNorm", "swiglu": True, "squared_relu": False, "rotary_base": 10000},
     **{"rotary_percent": 1.0, "use_rope_scaling": False, "rope_scaling_factor": 8.0, "position_embedding_type": "rope"},
@@ -41,24 +38,24 @@ TARGET = Path("target")
 
 
 @pytest.fixture(scope="module")
-def part() -> Any:
+def part():
     """megatron-core's model with all layers."""
     job = Job(grid=ShapeSection(1, 1, 1), model=ModelSection(**MODEL))
     return build_stage(job, 0)._part.module
 
 
-def write_job(model: ModelSection) -> None:
+def write_job(model: ModelSection):
     Path("job.toml").write_text(Job(grid=ShapeSection(1, 1, 1), model=model).to_toml())
 
 
 class Import:
     """Imports a checkpoint of Megatron's into `target`, by a job of the model."""
 
-    def __init__(self, part: Any, command: Command) -> None:
+    def __init__(self, part, command: Command):
         self._part, self._command = part, command
         write_job(ModelSection(**MODEL))
 
-    def write(self, **further: Any) -> Path:
+    def write(self, **further) -> Path:
         """The model's checkpoint, with further content of `common.pt`; returns the folder of the iteration."""
         from recycle.megatron.torch_dist import write
 
@@ -66,14 +63,14 @@ class Import:
         write(folder, [("", self._part)], 3, further)
         return folder / "iter_0000003"
 
-    def __call__(self, folder: Path | None = None, options: str = "", **stated: Any) -> Outcome:
+    def __call__(self, folder: Path | None = None, options="", **stated) -> Outcome:
         """The command's outcome for that checkpoint, or one of the model that states these arguments."""
         folder = folder or self.write(args=Namespace(**stated)).parent
         return self._command(f"import-megatron {folder} --job job.toml -o {TARGET} --json {options}")
 
 
 @pytest.fixture
-def imported(part: Any, command: Command) -> Import:
+def imported(part, command):
     return Import(part, command)
 
 
@@ -92,9 +89,7 @@ def imported(part: Any, command: Command) -> Import:
         ({"vocab_size": 510}, 511, 1),
     ],
 )
-def test_only_padding_rows_are_dropped(
-    imported: Import, stated: dict[str, int], size: int | None, left_out: int | None
-) -> None:
+def test_only_padding_rows_are_dropped(imported, stated, size, left_out):
     text = Path("job.toml").read_text()
     Path("job.toml").write_text(text.replace("vocabulary = 512\n", f"vocabulary = {size}\n" if size else ""))
     outcome = imported(**stated)
@@ -106,7 +101,7 @@ def test_only_padding_rows_are_dropped(
     assert model_of_checkpoint(TARGET).vocabulary == 512 - left_out
 
 
-def test_importing_a_run_needs_the_vocabulary(imported: Import) -> None:
+def test_importing_a_run_needs_the_vocabulary(imported):
     Path("job.toml").write_text(Path("job.toml").read_text().replace("vocabulary = 512\n", ""))
     assert imported(options="--run").refused("[model] vocabulary")
 
@@ -127,9 +122,7 @@ def test_importing_a_run_needs_the_vocabulary(imported: Import) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_model_of_equal_shapes_with_other_arguments_is_refused(
-    imported: Import, stated: dict[str, Any], key: str
-) -> None:
+def test_model_of_equal_shapes_with_other_arguments_is_refused(imported, stated, key):
     assert imported(**(ARGUMENTS | stated)).refused(key)
 
 
@@ -137,17 +130,17 @@ def test_model_of_equal_shapes_with_other_arguments_is_refused(
     ("left_out", "unstated"),
     [((), ()), (("rotary_base", "norm_epsilon"), ("rotary_base", "layernorm_epsilon"))],
 )
-def test_unstated_arguments_are_named(imported: Import, left_out: tuple[str, ...], unstated: tuple[str, ...]) -> None:
+def test_unstated_arguments_are_named(imported, left_out, unstated):
     output = imported(**{key: value for key, value in ARGUMENTS.items() if key not in left_out}).json["unstated"]
     assert {text.partition(" = ")[0] for text in output} == set(unstated)
 
 
-def test_without_arguments_all_undetermined_keys_are_named(imported: Import) -> None:
+def test_without_arguments_all_undetermined_keys_are_named(imported):
     output = {text.partition(" = ")[0] for text in imported(imported.write()).json["unstated"]}
     assert output >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
 
 
-def test_an_export_states_its_whole_model(imported: Import, command: Command) -> None:
+def test_an_export_states_its_whole_model(imported, command):
     command(f"import-hf {write_model(Path('model'))} -o weights")
     command("export-megatron weights -o there")
     model = model_of_checkpoint(Path("weights"))
@@ -163,7 +156,7 @@ def test_an_export_states_its_whole_model(imported: Import, command: Command) ->
     assert imported(Path("there")).json["unstated"] == []
 
 
-def hybrid_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hybrid_model(monkeypatch: pytest.MonkeyPatch):
     """megatron-core's hybrid model with an attention layer and a feed-forward layer per layer of `MODEL`.
 
     Its last norm is Transformer Engine's; torch's takes its place.
@@ -204,9 +197,7 @@ def hybrid_model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @torch.no_grad()
-def test_checkpoint_of_a_hybrid_model_is_a_model_of_equal_outputs(
-    imported: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_of_a_hybrid_model_is_a_model_of_equal_outputs(imported, monkeypatch):
     from recycle.exec.model.gpt import build_part
     from recycle.megatron.torch_dist import write
 
@@ -229,14 +220,14 @@ class _Shape(enum.Enum):
 class _Runs:
     """An object whose pickle calls a function."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return pickle.dumps, ("ran",)
 
 
-def test_code_in_pickles_does_not_run(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_pickles_does_not_run(imported, monkeypatch):
     folder = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise AssertionError("code of the checkpoint ran")
 
     monkeypatch.setattr(pickle, "dumps", fail)
@@ -247,7 +238,7 @@ def test_code_in_pickles_does_not_run(imported: Import, monkeypatch: pytest.Monk
     assert not {"shape", "other"} & set(stated)
 
 
-def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path) -> None:
+def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path):
     """megatron-core 0.19 stores it as an object next to the tensors, and no longer as `common.pt`."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
@@ -264,7 +255,7 @@ def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path)
 
 
 @pytest.mark.process
-def test_import_prints_only_its_own_lines(imported: Import) -> None:
+def test_import_prints_only_its_own_lines(imported):
     line = f"-m recycle import-megatron {imported.write()} --job job.toml -o target"
     output = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
     # torch's CUDA build itself logs that there is a CUDA compiler and no GPU.
@@ -273,7 +264,7 @@ def test_import_prints_only_its_own_lines(imported: Import) -> None:
 
 
 @pytest.mark.parametrize("tensor", ["decoder.layers.self_attention.linear_qkv.bias", "output_layer.bias"])
-def test_unexpected_tensor_is_refused(imported: Import, tensor: str) -> None:
+def test_unexpected_tensor_is_refused(imported, tensor):
     from torch.distributed.checkpoint import FileSystemWriter, save
 
     inside = Path("iter_0000003")
@@ -283,7 +274,7 @@ def test_unexpected_tensor_is_refused(imported: Import, tensor: str) -> None:
     assert imported(inside).refused("iter_0000003: ")
 
 
-def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) -> None:
+def test_weights_that_are_not_finite_are_refused(imported, part):
     parameter = next(part.parameters())
     before = parameter.detach().clone()
     parameter.data[0, 0] = float("nan")
@@ -293,7 +284,7 @@ def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) ->
     assert not TARGET.exists()
 
 
-def test_message_on_a_damaged_checkpoint_names_the_file(imported: Import) -> None:
+def test_message_on_a_damaged_checkpoint_names_the_file(imported):
     inside = imported.write()
     data, index, newest = inside / "__0_0.distcp", inside / ".metadata", inside.parent / NEWEST
     content = data.read_bytes()
@@ -320,7 +311,7 @@ def test_message_on_a_damaged_checkpoint_names_the_file(imported: Import) -> Non
         ("iter_0000005/metadata.json", "iter_0000005"),
     ],
 )
-def test_other_kinds_of_checkpoints_are_recognized(imported: Import, files: str, remedy: str) -> None:
+def test_other_kinds_of_checkpoints_are_recognized(imported, files, remedy):
     for name in files.split():
         path = Path("other", name)
         path.parent.mkdir(parents=True, exist_ok=True)

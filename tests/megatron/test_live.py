@@ -1,14 +1,9 @@
 """Process groups that outlive their members: results with all, with dead and with returned processes."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
+from recycle import Worker
 from recycle.exec.protocol import STAGE_LOST
-from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
 from tests.megatron.live_workers import CALLS, SHAPE, VICTIM, LiveWorkers
 
@@ -19,7 +14,7 @@ SURVIVORS = [worker for worker in ALL if worker != VICTIM]
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[LiveWorkers]:
+def workers():
     with LiveWorkers() as started:
         yield started
 
@@ -28,17 +23,17 @@ def value(worker: Worker) -> float:
     return 10.0 * worker.pipeline + worker.rank
 
 
-def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
+def expected(live: list[Worker], own: Worker):
     """What the rules say; `live` is alone before the first generation."""
 
-    def entry(worker: Worker) -> float:
+    def entry(worker):
         return value(worker if worker in live else Worker(0, worker.rank))
 
     hosts = [value(worker) for worker in live if worker.rank == own.rank]
     pipeline = [entry(Worker(own.pipeline, rank)) for rank in range(SHAPE.ranks)]
     by_rank = [Worker(k, r) for r in range(SHAPE.ranks) for k in range(SHAPE.pipelines)]
     firsts = [value(Worker(0, rank)) for rank in range(SHAPE.ranks)]
-    found: dict[str, Any] = {
+    found = {
         "sum world": sum(map(value, live)),
         "sum hosts": sum(hosts),
         "sum pipeline": sum(pipeline),
@@ -61,7 +56,7 @@ def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
     return found | ({"sum ends": firsts[0] + firsts[-1]} if own.rank != 1 else {})
 
 
-def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
+def require_rules(workers: LiveWorkers, live: list[Worker]):
     workers.form(live)
     for worker, found in workers.results(live).items():
         refused = found.pop("refused")
@@ -75,7 +70,7 @@ def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
         assert error.startswith("the optimizer's step makes a collective over all hosts of a stage")
 
 
-def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorkers) -> None:
+def test_a_process_answers_alone_before_its_first_generation(workers):
     own = Worker(1, 2)
     found = workers.results([own])[own]
     assert found["sum world"] == found["mean hosts"] == found["broadcast pipeline"] == value(own)
@@ -83,7 +78,7 @@ def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorker
     assert found["objects"] == [str(own)] * SHAPE.worker_count
 
 
-def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_return(workers: LiveWorkers) -> None:
+def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_return(workers):
     for call in CALLS:
         require_rules(workers, ALL)
         errors = workers.kill_inside(call, ALL)
@@ -97,7 +92,7 @@ def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_retu
     require_rules(workers, ALL)
 
 
-def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: LiveWorkers) -> None:
+def test_an_interrupted_process_gets_the_result_that_the_others_have(workers):
     workers.form(ALL)
     for interrupted in (ALL[0], ALL[-1]):
         found = workers.sum_between_iterations(ALL, interrupted)
@@ -105,7 +100,7 @@ def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: Li
     require_rules(workers, ALL)
 
 
-def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers: LiveWorkers) -> None:
+def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers):
     live = [worker for worker in ALL if worker != Worker(0, 0)]
     workers.form(live)
     found, savers = workers.saved(live), [Worker(1, 0), Worker(0, 1), Worker(0, 2)]
@@ -115,7 +110,7 @@ def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers: 
     require_rules(workers, ALL)
 
 
-def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers: LiveWorkers) -> None:
+def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers):
     workers.form(ALL)
     workers.kill_inside("all_reduce of all", ALL)
     found = workers.results_of_last_step(ALL, VICTIM)
@@ -125,9 +120,9 @@ def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(worker
     require_rules(workers, ALL)
 
 
-def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since() -> None:
+def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since():
     live = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
-    transport: Any = None
+    transport = None
     peers = EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(1, 0)])
     assert peers.holder(Worker(1, 0)) == Worker(0, 0)
     with pytest.raises(SystemExit, match=str(STAGE_LOST)):

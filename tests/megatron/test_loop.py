@@ -1,28 +1,23 @@
 """Schedules of recycle in the training loop of Megatron: gradients and losses equal its own loop, bit for bit."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.schedule import Schedule
-from recycle.job.shape import Shape
 from tests.megatron.jobs import Case, Jobs, Result, Timers, build, differing, forward_step, half
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
+def jobs():
     with Jobs(4) as started:
         yield started
 
 
-_THEIRS: dict[str, Result] = {}
+_THEIRS = {}
 
 
 def theirs(jobs: Jobs, case: Case) -> Result:
@@ -56,9 +51,7 @@ def require_equal(jobs: Jobs, case: Case, count: int) -> Result:
         pytest.param("dualpipe-v", 2, marks=pytest.mark.soak),
     ],
 )
-def test_gradients_and_losses_equal_those_of_megatrons_own_loop(
-    jobs: Jobs, schedule: str, chunks: int, ranks: int, replicas: int
-) -> None:
+def test_gradients_and_losses_equal_those_of_megatrons_own_loop(jobs, schedule, chunks, ranks, replicas):
     result = require_equal(jobs, Case(schedule, ranks, replicas, chunks, micro_batches=8), 101)
     assert [kept["number"] for kept in result.kept[0]] == list(range(8))
 
@@ -68,23 +61,23 @@ def test_gradients_and_losses_equal_those_of_megatrons_own_loop(
     [({"kind": "llama"}, 51), pytest.param({"kind": "mixtral"}, 171, marks=pytest.mark.soak)],
     ids=["llama", "mixtral"],
 )
-def test_other_model_families_equal_megatrons_loop(jobs: Jobs, model: dict[str, Any], count: int) -> None:
+def test_other_model_families_equal_megatrons_loop(jobs, model, count):
     require_equal(jobs, Case("zb-h1", model=model), count)
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("schedule", "config"),
     [
-        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-        {"deallocate_pipeline_outputs": True},
-        {"grad_scale_func": half},
-        {"hidden_dropout": 0.1},
-        {"timers": Timers()},
+        ("zb-h1", {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}),
+        ("zb-h1", {"deallocate_pipeline_outputs": True}),
+        ("zb-h1", {"grad_scale_func": half}),
+        ("zb-h1", {"timers": Timers()}),
+        ("zb-h1", {"hidden_dropout": 0.1}),
+        ("1f1b", {"hidden_dropout": 0.1}),
     ],
-    ids=["full recomputation", "outputs let go", "loss scale", "dropout", "timers"],
+    ids=["full recomputation", "outputs let go", "loss scale", "timers", "dropout", "dropout, whole backwards"],
 )
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_features_of_the_config_equal_megatrons_loop(jobs: Jobs, schedule: str, config: dict[str, Any]) -> None:
+def test_features_of_the_config_equal_megatrons_loop(jobs, schedule, config):
     require_equal(jobs, Case(schedule, config=config, model={"layers": 4}), 53)
 
 
@@ -97,15 +90,16 @@ def test_features_of_the_config_equal_megatrons_loop(jobs: Jobs, schedule: str, 
         pytest.param("zb-v", 2, False, marks=pytest.mark.soak),
     ],
 )
-def test_overlapped_reductions_start_after_their_gradients(jobs: Jobs, schedule: str, chunks: int, align: bool) -> None:
-    # From the second iteration on DDP starts a bucket's reduction by what its hooks counted in the first.
+def test_overlapped_reductions_start_after_their_gradients(
+    jobs, schedule, chunks, align
+):  # From the second iteration on DDP starts a bucket's reduction by what its hooks counted in the first.
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000, "align_param_gather": align}
     case = Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2, model={"layers": 4})
     result = require_equal(jobs, case, 53)
     assert differing(jobs.run(replace(case, ddp={})).gradients, result.gradients) == []
 
 
-def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
+def test_a_loss_per_token_is_divided_by_all_tokens(jobs):
     result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 101)
     assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
@@ -124,16 +118,16 @@ def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
     ],
     ids=["tensors", "sequences", "parts of experts", "experts"],
 )
-def test_tensor_ranks_split_their_own_parts(jobs: Jobs, kind: str, config: dict[str, Any], count: int) -> None:
+def test_tensor_ranks_split_their_own_parts(jobs, kind, config, count):
     require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2, model={"kind": kind}, config=config), 2 * count)
 
 
-def test_plain_torch_layers_are_split_along_the_graph(jobs: Jobs) -> None:
+def test_plain_torch_layers_are_split_along_the_graph(jobs):
     require_equal(jobs, Case("zb-h1", own=True, micro_batches=5), 2 * 7 + 3)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-v", 2), ("interleaved", 2)])
-def test_evaluation_runs_forwards_only(jobs: Jobs, schedule: str, chunks: int) -> None:
+def test_evaluation_runs_forwards_only(jobs, schedule, chunks):
     case = Case(schedule, chunks=chunks, micro_batches=4, mode="evaluate")
     result, expected = jobs.run(case), theirs(jobs, case)
     assert result.kept == expected.kept
@@ -141,12 +135,12 @@ def test_evaluation_runs_forwards_only(jobs: Jobs, schedule: str, chunks: int) -
     assert not any(gradient.any() for gradient in result.gradients[0].values())
 
 
-def test_evaluation_accepts_another_number_of_micro_batches(jobs: Jobs) -> None:
+def test_evaluation_accepts_another_number_of_micro_batches(jobs):
     case = Case(zb_h1(Shape(1, 2, 4)), micro_batches=3, mode="evaluate")
     assert jobs.run(case).kept == theirs(jobs, case).kept
 
 
-def test_backward_before_the_last_weight_gradient_starts_no_reduction(jobs: Jobs) -> None:
+def test_backward_before_the_last_weight_gradient_starts_no_reduction(jobs):
     schedule = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0F1 0I0 0B1 0W0", "0.1": "1F0 1I0 1F1 1B1 1W0"})
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
     case = Case(schedule, 2, 2, micro_batches=2, ddp=ddp, iterations=3)
@@ -195,13 +189,13 @@ def test_backward_before_the_last_weight_gradient_starts_no_reduction(jobs: Jobs
         (Case("no-such", 2), "schedule no-such: is neither a file nor a family"),
     ],
 )
-def test_unfit_schedule_is_refused_at_the_first_call(jobs: Jobs, case: Case, message: str) -> None:
+def test_unfit_schedule_is_refused_at_the_first_call(jobs, case, message):
     with pytest.raises(RuntimeError, match=message) as refusal:
         jobs.run(case)
     assert "\n" not in str(refusal.value)
 
 
-def _called(case: Case, chunks: list[Any]) -> None:
+def _called(case: Case, chunks):
     from recycle.megatron import forward_backward_func
 
     forward_backward_func("zb-v")(
@@ -214,23 +208,22 @@ def _called(case: Case, chunks: list[Any]) -> None:
     )
 
 
-def _misplaced(case: Case) -> None:
+def _misplaced(case: Case):
     _called(case, build(replace(case, schedule=None))[0])
 
 
-def _tied(case: Case) -> None:
+def _tied(case: Case):
     chunks, _ = build(case)
     for chunk in chunks:
         chunk.module.share_embeddings_and_output_weights = True
     _called(case, chunks)
 
 
-def test_misplaced_chunks_are_refused(jobs: Jobs) -> None:
-    # Rank 1 has stages 1 and 2 of the V, and was given the last stage.
+def test_misplaced_chunks_are_refused(jobs):  # Rank 1 has stages 1 and 2 of the V, and was given the last stage.
     with pytest.raises(RuntimeError, match=r"has post_process = (False|True), expected (True|False); build each chunk"):
         jobs.call(_misplaced, Case("zb-v", chunks=2))
 
 
-def test_weight_shared_by_two_chunks_of_a_rank_is_refused(jobs: Jobs) -> None:
+def test_weight_shared_by_two_chunks_of_a_rank_is_refused(jobs):
     with pytest.raises(RuntimeError, match="share a weight and lie in two chunks of one rank"):
         jobs.call(_tied, Case("zb-v", chunks=2))

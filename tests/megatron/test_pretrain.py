@@ -1,7 +1,5 @@
 """Megatron-LM's own pretraining script in a session, where it is installed, and the parts that need no Megatron-LM."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -9,13 +7,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from recycle import Job
+from recycle import Job, RunError
 from recycle.cli.planner import plan_for_training
-from recycle.errors import RunError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 
@@ -60,14 +56,14 @@ def installed_script() -> Path | None:
 
 
 @pytest.fixture
-def script() -> Path:
+def script():
     found = installed_script()
     if found is None:
         pytest.skip("no Megatron-LM: set RECYCLE_MEGATRON_LM to a checkout of core_v0.16.1")
     return found
 
 
-def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
+def pretrain(server, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
     return train(
         JOB_OF_TENSOR_RANKS if "--tensor-model-parallel-size" in options else JOB,
         directory,
@@ -80,13 +76,11 @@ def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: 
 
 def logged(result: RunResult, worker: str) -> dict[str, float]:
     """Losses that the script prints, by iteration or validation; with tensor ranks the last one prints them."""
-    assert result.directory is not None
     text = "".join(path.read_text() for path in (result.directory / "logs").glob(f"{worker}*.log"))
     pattern = r"(iteration +\d+/|validation loss at .*?\|).*? lm loss(?: value)?: (\S+) "
     return {what: float(loss) for what, loss in re.findall(pattern, text)}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("settings", "form"),
     [
@@ -99,8 +93,8 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
     ],
 )
 def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
-    settings: str, form: str, script: Path, servers: dict[str, object], tmp_path: Path
-) -> None:
+    settings, form, script, servers, tmp_path
+):
     server, saved = servers["gpt"], tmp_path / "saved"
     options = *settings.split(), "--ckpt-format", form
     calm = pretrain(server, script, tmp_path / "calm", options=options)
@@ -138,7 +132,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
         ({"save": "folder", "ckpt_format": "torch_dcp"}, "--ckpt-format torch_dcp"),
     ],
 )
-def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any], named: str) -> None:
+def test_arguments_that_differ_from_the_job_are_refused(changes, named):
     from recycle.megatron.pretrain import require_fit
 
     sizes = {"pipeline_model_parallel_size": 2, "data_parallel_size": 2, "virtual_pipeline_model_parallel_size": None}
@@ -149,7 +143,7 @@ def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any],
         require_fit("pretrain_gpt.py", SimpleNamespace(**{**arguments, **changes}), JOB)
 
 
-def test_samples_are_read_on_and_read_again_for_any_rank() -> None:
+def test_samples_are_read_on_and_read_again_for_any_rank():
     from megatron.core import parallel_state
 
     from recycle.megatron.pretrain import Samples
@@ -159,7 +153,7 @@ def test_samples_are_read_on_and_read_again_for_any_rank() -> None:
     class Loader:
         batch_sampler = SimpleNamespace(micro_batch_times_data_parallel_size=4)
 
-        def __init__(self, dataset: range, consumed: int) -> None:
+        def __init__(self, dataset: range, consumed: int):
             self._rows, self._rank = dataset[consumed:], parallel_state.get_data_parallel_rank()
             opened.append((consumed, self._rank))
 
@@ -172,9 +166,8 @@ def test_samples_are_read_on_and_read_again_for_any_rank() -> None:
     )
     samples = Samples(training, range(100), 8)
 
-    def read(pipeline: int) -> list[Any]:
+    def read(pipeline):
         reader = samples.iterator(pipeline)
-        assert reader is not None
         return [next(reader) for _ in range(2)]
 
     assert read(1) == [[10, 11], [14, 15]]

@@ -1,10 +1,7 @@
 """Weights that were trained here go to Megatron's own checkpoint format and back, to the bit, at any T, P and V."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from recycle import Job
-from recycle.errors import RecycleError
+from recycle import Job, RecycleError
 from recycle.exec.launch.launcher import train
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
-from tests.cli.command import Command
 from tests.cli.conftest import command as command, working_directory as working_directory
-from tests.conftest import Servers
 from tests.megatron.jobs import Case, Jobs, build
-
-pytestmark = pytest.mark.process
 
 JOB = """
 [membership]
@@ -56,13 +48,13 @@ COUNTS = {"gpt": 53, "llama": 27}
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
+def jobs():
     with Jobs(4) as started:
         yield started
 
 
 @pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.soak), "llama"])
-def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(request, servers, tmp_path_factory):
     """A checkpoint of a run of two steps, of two pipeline and two tensor ranks; its job is in the same folder."""
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / "job.toml"
@@ -73,19 +65,19 @@ def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: 
 
 
 @pytest.fixture
-def exported(trained: Path, command: Command) -> Path:
+def exported(trained, command):
     """The iteration's folder of its export to `there`."""
     output = command(f"export-megatron {trained} -o there --json").json
     assert (output["iteration"], output["moments"]) == (2, True)
     return Path("there/iter_0000002").resolve()
 
 
-def case_of(checkpoint: Path, **sizes: Any) -> Case:
+def case_of(checkpoint: Path, **sizes) -> Case:
     kind = Job.load(checkpoint.parents[2] / "job.toml").model.kind
     return Case(None, model={"kind": kind, "layers": 4}, **sizes)
 
 
-def _loaded(case: Case, folder: Path) -> list[Any]:
+def _loaded(case: Case, folder: Path):
     """This process's chunks, with what megatron-core's own loader reads."""
     from megatron.core import dist_checkpointing, parallel_state
 
@@ -134,7 +126,7 @@ def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
     ],
     ids=["whole", "P = 4", "T = 4", "T = P = V = 2"],
 )
-def test_megatron_loads_exported_checkpoints(jobs: Jobs, trained: Path, exported: Path, sizes: dict[str, int]) -> None:
+def test_megatron_loads_exported_checkpoints(jobs, trained, exported, sizes):
     assert (exported.parent / "latest_checkpointed_iteration.txt").read_text() == "2"
     case = case_of(trained, **sizes)
     equal = jobs.call(partial(_loads_as_here, exported, trained), case)
@@ -142,7 +134,7 @@ def test_megatron_loads_exported_checkpoints(jobs: Jobs, trained: Path, exported
     assert sum(equal) == COUNTS[case.model["kind"]] * case.tensor_parallel
 
 
-def _save(state: dict[str, Any], back: Path) -> None:
+def _save(state, back: Path):
     """Megatron's own saver writes the state, split as this process has it."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -158,7 +150,7 @@ def _save(state: dict[str, Any], back: Path) -> None:
     filesystem_async._results_queue = None
 
 
-def assert_same_tensors(original: Path, back: Path, least: int) -> None:
+def assert_same_tensors(original: Path, back: Path, least: int):
     """All tensors of a checkpoint that came back are those that were trained here."""
     before, after = (StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError) for folder in (original, back))
     assert len(after.places) > least
@@ -166,7 +158,7 @@ def assert_same_tensors(original: Path, back: Path, least: int) -> None:
         assert torch.equal(before.whole(name, place.shape), after.read(name)), name
 
 
-def _optimizer_of(chunks: list[Any]) -> Any:
+def _optimizer_of(chunks):
     """megatron-core's own optimizer for fp32 parameters."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -186,15 +178,13 @@ def _with_optimizer(exported: Path, case: Case) -> tuple[Any, Any, dict[str, Any
     return chunk, optimizer, metadata
 
 
-def _saved_with_optimizer(exported: Path, back: Path, case: Case) -> None:
+def _saved_with_optimizer(exported: Path, back: Path, case: Case):
     chunk, optimizer, metadata = _with_optimizer(exported, case)
     model = chunk.module.sharded_state_dict(metadata=metadata)
     _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
 
 
-def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
-    jobs: Jobs, trained: Path, exported: Path, command: Command, servers: Servers
-) -> None:
+def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, trained, exported, command, servers):
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
     back, run, path = Path("iter_0000002").resolve(), Path("run").resolve(), trained.parents[2] / "job.toml"
     case = case_of(trained, ranks=1, tensor_parallel=2)
@@ -203,7 +193,7 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
     assert lines[-1] == f"resume with: recycle train {path} --resume --run run"
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
-    more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
+    more = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
     resumed = train(job, run, steps=4, resume=True, **more)
     calm = train(job, Path("calm").resolve(), steps=4, **more)
     for key in ("step", "loss", "grad_norm"):
@@ -225,7 +215,7 @@ def _saved_layer_by_layer(exported: Path, back: Path, case: Case) -> list[list[f
     return [layer.mlp.router.expert_bias.tolist() for layer in chunk.module.decoder.layers]
 
 
-def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, servers: Servers) -> None:
+def test_expert_bias_goes_to_megatron_and_back(jobs, command, servers):
     """Here it is a parameter that Adam does not update, there a buffer without moments."""
     fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in EXPERTS.items())
     text = (
@@ -248,7 +238,7 @@ def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, ser
     assert_same_tensors(checkpoint, Path("back/checkpoints") / checkpoint.name, 100)
 
 
-def test_bad_input_is_refused(trained: Path, exported: Path, command: Command) -> None:
+def test_bad_input_is_refused(trained, exported, command):
     job = trained.parents[2] / "job.toml"
     Path("other.toml").write_text(job.read_text().replace("layers = 4", "layers = 2"))
     Path("mine").symlink_to(exported)

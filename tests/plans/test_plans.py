@@ -6,13 +6,8 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import PlanError
-from recycle.ir.check import check
+from recycle import PlanError, Schedule, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job.shape import Shape, Worker
 from recycle.plans import (
     Plan,
     PlanLibrary,

@@ -1,15 +1,12 @@
 """Owners of the shards of optimizer state for any set of dead workers, and the units that workers host."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from recycle import Schedule, Shape, Worker
+from recycle import Job, Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b, zb_v
-from recycle.job import Job
 from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, stage_units, stages_by_rank, without
 from recycle.plans.shards import Shards, owners_of
 from tests.exec.runs import job
@@ -26,9 +23,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Worker], list[Worker], int]:
 
 
 @given(cases())
-def test_every_shard_has_its_copies_and_owners_of_a_healthy_run_keep_theirs(
-    case: tuple[list[Worker], list[Worker], int],
-) -> None:
+def test_every_shard_has_its_copies_and_owners_of_a_healthy_run_keep_theirs(case):
     hosts, live, copies = case
     healthy, now = owners_of(hosts, hosts, copies), owners_of(hosts, live, copies)
     for before, after in zip(healthy, now, strict=True):
@@ -42,9 +37,7 @@ def test_every_shard_has_its_copies_and_owners_of_a_healthy_run_keep_theirs(
 
 
 @given(st.integers(2, 6), st.integers(2, 3), st.data())
-def test_owners_of_a_shard_are_on_different_nodes_while_there_are_any(
-    nodes: int, copies: int, data: st.DataObject
-) -> None:
+def test_owners_of_a_shard_are_on_different_nodes_while_there_are_any(nodes, copies, data):
     hosts = [Worker(pipeline, 0) for pipeline in range(2 * nodes)]
     node_of = {host: host.pipeline // 2 for host in hosts}
     live = sorted(data.draw(st.lists(st.sampled_from(hosts), min_size=1, unique=True)))
@@ -71,7 +64,7 @@ sharded_optimizer = true
 )
 
 
-def test_owners_spare_hosts_and_nodes_follow_from_the_job() -> None:
+def test_owners_spare_hosts_and_nodes_follow_from_the_job():
     shards, workers = Shards(JOB, Hosts.at_start(JOB, None)), list(JOB.shape.workers())
     owned = shards.owned(workers)
     assert owned.count == 12
@@ -106,7 +99,7 @@ sharded_optimizer = true
 
 
 @given(st.data())
-def test_owners_of_a_healthy_run_keep_the_shards_of_units_that_they_still_host(data: st.DataObject) -> None:
+def test_owners_of_a_healthy_run_keep_the_shards_of_units_that_they_still_host(data):
     workers = list(ELASTIC.shape.workers())
     at_start = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     healthy = at_start.owned(workers)
@@ -126,7 +119,7 @@ def test_owners_of_a_healthy_run_keep_the_shards_of_units_that_they_still_host(d
     assert at_start.moves(then, live) == any(stages[worker] != (worker.rank,) for worker in live)
 
 
-def test_shards_of_units_are_counted_by_stage_of_the_job() -> None:
+def test_shards_of_units_are_counted_by_stage_of_the_job():
     shards = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     assert [shards.named(number) for number in (0, 4, 11)] == [
         "shard 0 of the embedding", "shard 1 of layer 0", "shard 2 of the head"]  # fmt: skip
@@ -145,7 +138,7 @@ def units(ranges: tuple[UnitRange, ...]) -> set[int]:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
-def test_every_unit_is_in_one_stage_and_every_layer_in_its_own(layers: list[int]) -> None:
+def test_every_unit_is_in_one_stage_and_every_layer_in_its_own(layers):
     ranges, units_in_all = stage_units(layers), sum(layers) + 2
     assert [unit for begin, end in ranges for unit in range(begin, end)] == list(range(units_in_all))
     hosted = [layers_in(units, units_in_all) for units in ranges]
@@ -156,16 +149,14 @@ RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6)
 
 
 @given(RANGES, RANGES)
-def test_ranges_are_sets_of_units_in_the_fewest_ranges(
-    first: tuple[UnitRange, ...], second: tuple[UnitRange, ...]
-) -> None:
+def test_ranges_are_sets_of_units_in_the_fewest_ranges(first, second):
     remaining = without(first, second)
     assert units(remaining) == units(first) - units(second)
     assert units(joined([*first, *second])) == units(first) | units(second)
     assert all(before[1] < after[0] for before, after in pairwise(remaining))
 
 
-def test_neighboring_stages_of_a_worker_are_one_range() -> None:
+def test_neighboring_stages_of_a_worker_are_one_range():
     elastic = job(2, 2, 1, model={"layers": 4})
     schedule = Schedule.from_text(CUT, {}, placement={"0.0": [0, 1], "0.1": [2], "1.0": [0], "1.1": [1, 2]})
     assert Hosts.of_schedule(elastic, schedule).units == {
@@ -177,7 +168,7 @@ def test_neighboring_stages_of_a_worker_are_one_range() -> None:
     assert [schedule.unit_runs(worker) for worker in schedule.live] == [((0, 3),), ((3, 4),), ((0, 1),), ((1, 4),)]
 
 
-def test_a_worker_outside_the_schedule_starts_with_the_stages_of_its_peers_or_empty() -> None:
+def test_a_worker_outside_the_schedule_starts_with_the_stages_of_its_peers_or_empty():
     elastic = job(2, 2, 1, model={"layers": 4})
     usual = one_f_one_b(elastic.shape)
     assert Hosts.at_start(elastic, usual) == Hosts.at_start(elastic, None)

@@ -3,18 +3,15 @@
 In `tests/solve/test_bounds.py` no certified bound is above the optimum of an exhaustive search.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,10 +19,8 @@ from hypothesis import given, settings
 
 from benchmarks import cp_sat
 from benchmarks.planner_random import FAMILIES, drawn
-from recycle.errors import RecycleError
-from recycle.ir.schedule import Schedule
+from recycle import RecycleError, Schedule, Worker
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.plans.verify import ALONE, TOGETHER, Certificate, ExactJob, NotProven, Program, prove, verify
 from recycle.solve.bounds import lower_bound
@@ -119,7 +114,7 @@ def test_every_schedule_satisfies_every_row(case):
             grid = [(0.0, window / 11, 11), (window, 0.0, 1)]
             certificate = Certificate(0.0, 1.0, window, {}, [], list(chain), grid)
             stated = SimpleNamespace(limits=priced.limits, planner={"decoupled": priced.planner.decoupled})
-            exact = ExactJob(problem.schedule(order), stated, priced.prices, certificate)  # type: ignore[arg-type]
+            exact = ExactJob(problem.schedule(order), stated, priced.prices, certificate)
             program = Program(exact, certificate)
             assert runs.broken_rows(program, begin) == []
 
@@ -127,10 +122,10 @@ def test_every_schedule_satisfies_every_row(case):
 class Runs:
     """When and where a schedule runs its operations."""
 
-    def __init__(self, problem: Problem, order: Order) -> None:
+    def __init__(self, problem: Problem, order: Order):
         self.problem, n, stages = problem, problem.micro_batches, problem.shape.stages
         started, times = time_order(problem, order).latest_starts.tolist(), problem.times.tolist()
-        self.of: dict[tuple[int, int], list[tuple[float, float, int]]] = {}
+        self.of = {}
         for w, program in enumerate(order):
             for x in program:
                 seconds = times[x // n] * problem.speed[w]
@@ -149,7 +144,7 @@ class Runs:
         ]
         return begin, (max(ends) - begin) * (1 + 1e-9)
 
-    def broken_rows(self, program: Program, begin: float) -> list[Any]:
+    def broken_rows(self, program: Program, begin: float):
         stages = range(self.problem.shape.stages)
         broken = []
         for rule, numbers in itertools.product(TOGETHER, itertools.product(stages, range(3), range(3), range(12))):
@@ -179,29 +174,26 @@ class Runs:
         return sum(min(1.0, max(0.0, time - begun) / max(end - begun, 1e-12)) for begun, end, _ in runs)
 
 
-Change = Callable[[dict[str, Any]], Any]
-
-
-def each(rule: str, change: Callable[[Any], Any]) -> Change:
+def each(rule: str, change):
     """A change of all rows of a rule."""
     return lambda certificate: [change(row) for row in certificate["rows"] if row[0] == rule]
 
 
-def scaled(factor: float) -> Callable[[Any], Any]:
+def scaled(factor: float):
     return lambda row: row.__setitem__(3, [factor * multiplier for multiplier in row[3]])
 
 
-def without(rule: str) -> Change:
+def without(rule: str):
     return lambda certificate: certificate["rows"].__setitem__(
         slice(None), [r for r in certificate["rows"] if r[0] != rule]
     )
 
 
-def moved(number: int, by: int) -> Callable[[Any], Any]:
+def moved(number: int, by: int):
     return lambda row: row[1].__setitem__(number, row[1][number] + by)
 
 
-CHANGES: dict[str, Change] = {
+CHANGES = {
     **{f"{rule} raised": each(rule, scaled(3.0)) for rule in TOGETHER if rule != "share"},
     **{f"{rule} negative": each(rule, scaled(-1.0)) for rule in ("rate", "memory", "end")},
     **{f"{rule} missing": without(rule) for rule in TOGETHER if rule != "share"},
@@ -236,12 +228,12 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.fixture(scope="module")
-def planned() -> dict[str, Any]:
+def planned():
     found = plan(worked_example(4, steps=1), [DEAD])
     return msgspec.json.decode(found.text())
 
 
-def bound_of(file: dict[str, Any]) -> float | None:
+def bound_of(file) -> float | None:
     try:
         return prove(Schedule.loads(msgspec.json.encode(file)))
     except RecycleError:

@@ -1,7 +1,5 @@
 """Executed instructions are kept exactly: from logs of killed workers, through Chrome JSON, to columns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from recycle.runs import logs as runs
 SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
 
 
-def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) -> Path:
+def run_directory(path: Path, steps=3, seconds=0.00123456789) -> Path:
     """A run of `steps` healthy iterations whose processes 0.1 and 1.1 swap roles in the last step."""
     timeline = simulate(one_f_one_b(SHAPE))
     schedule = timeline.schedule
@@ -40,7 +38,7 @@ def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) ->
     return path
 
 
-def test_evaluation_batches_are_separate_from_iterations(tmp_path: Path) -> None:
+def test_evaluation_batches_are_separate_from_iterations(tmp_path):
     path = run_directory(tmp_path)
     for generation in (0, 1):
         for batch in range(2):
@@ -57,7 +55,6 @@ def test_evaluation_batches_are_separate_from_iterations(tmp_path: Path) -> None
         assert read.period(0, 2) == pytest.approx(without.period(0, 2), abs=1e-8)
         assert read.evaluation(0) is None
         ran = read.evaluation(1)
-        assert ran is not None
         assert ran.generation.tolist() == [1] * 16
         assert sorted(zip(ran.batch.tolist(), map(str, map(ran.instruction, range(16))), strict=True)) == sorted(
             (batch, f"{stage}F{pipeline}.{j}")
@@ -70,7 +67,7 @@ def test_evaluation_batches_are_separate_from_iterations(tmp_path: Path) -> None
     assert run_trace.load_input((path / runs.TRACE).read_bytes(), "trace").schedule.metadata["executed"]["step"] == 1
 
 
-def test_process_in_another_role_is_not_rerouted(tmp_path: Path) -> None:
+def test_process_in_another_role_is_not_rerouted(tmp_path):
     trace = runs.read_logs(run_directory(tmp_path), SHAPE).window(2, 2)
     own_rows = trace.process == SHAPE.worker_index(Worker(0, 1))
     assert {str(SHAPE.worker_at(role)) for role in trace.role[own_rows]} == {"1.1"}
@@ -78,14 +75,14 @@ def test_process_in_another_role_is_not_rerouted(tmp_path: Path) -> None:
     assert not away_from(trace.columns, trace.role // SHAPE.ranks).any()
 
 
-def test_work_of_another_home_is_rerouted(tmp_path: Path) -> None:
+def test_work_of_another_home_is_rerouted(tmp_path):
     path = runs.log_path(tmp_path, Worker(0, 1))
     runs.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
     trace = runs.read_logs(tmp_path, SHAPE)
     assert away_from(trace.columns, trace.role // SHAPE.ranks).tolist() == [False, True, False]
 
 
-def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
+def test_a_window_keeps_its_steps_and_generation(tmp_path):
     path = runs.log_path(tmp_path, Worker(1, 0))
     for step, generation in ((0, 0), (1, 0), (1, 1), (2, 1)):
         runs.append_iteration(path, step, generation, "1.0", [("0F1.0", float(step), step + 1.0)])
@@ -98,7 +95,7 @@ def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
     assert window.columns.offsets.tolist() == [0, 0, 0, 2, 2]
 
 
-def test_period_of_committed_generations(tmp_path: Path) -> None:
+def test_period_of_committed_generations(tmp_path):
     """Worker 0.1 runs the same steps two seconds later, so that neighbours overlap; step 1 is tried twice."""
     for worker, late in (("0.0", 0.0), ("0.1", 2.0)):
         path = runs.log_path(tmp_path, Worker.parse(worker))
@@ -112,7 +109,7 @@ def test_period_of_committed_generations(tmp_path: Path) -> None:
     assert trace.period(4, 7) is None
 
 
-def test_partial_line_is_skipped(tmp_path: Path) -> None:
+def test_partial_line_is_skipped(tmp_path):
     path = runs.log_path(tmp_path, Worker(0, 0))
     runs.append_iteration(path, 0, 0, "0.0", [("0F0.0", 0.0, 1.0)])
     runs.append_iteration(path, 1, 0, "0.0", [("0F0.1", 1.0, 2.0)])
@@ -125,7 +122,7 @@ def test_partial_line_is_skipped(tmp_path: Path) -> None:
         path.write_bytes(content)
 
 
-def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> None:
+def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path):
     trace = runs.read_logs(run_directory(tmp_path), SHAPE)
     run_trace.write_parts([trace], trace.shape, trace.events, tmp_path / "trace.json")
     again = run_trace.read_trace(tmp_path / "trace.json")
@@ -138,7 +135,7 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
     assert again.events == trace.events
 
 
-def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
+def test_an_empty_run_directory_gives_an_empty_trace(tmp_path):
     trace = runs.read_logs(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.events) == (0, [], ())
     assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
@@ -159,7 +156,7 @@ def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
         ({"step": 0, "generation": 0, "role": "0.0", "instructions": [["0F0.0", 0, 1e300]]}, r"line 1: .*<= 10000"),
     ],
 )
-def test_invalid_line_is_refused_with_its_number(tmp_path: Path, line: dict[str, object], message: str) -> None:
+def test_invalid_line_is_refused_with_its_number(tmp_path, line, message):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "0.0.trace.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(RecycleError, match=rf"0\.0\.trace\.jsonl: {message}"):
@@ -176,7 +173,7 @@ def test_invalid_line_is_refused_with_its_number(tmp_path: Path, line: dict[str,
         ('{"traceEvents": [], "otherData": {"format": "recycle-trace", "version": 1, "shape": {}}}', "otherData.shape"),
     ],
 )
-def test_invalid_trace_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trace_file_is_refused(tmp_path, text, message):
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(RecycleError, match=rf"trace\.json: .*{message}"):
         run_trace.read_trace(tmp_path / "trace.json")

@@ -1,7 +1,5 @@
 """What the metrics say about runs that are written down here; every metric and kind of event is on its page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +31,7 @@ def values(
     return found
 
 
-def test_seconds_are_those_of_the_report() -> None:
+def test_seconds_are_those_of_the_report():
     report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
     assert values("recycle_wall_seconds") == {(): report.wall}
     assert values("recycle_part_seconds") == {(part.value,): seconds for part, seconds in report.parts.items()}
@@ -48,14 +46,14 @@ def test_seconds_are_those_of_the_report() -> None:
     assert values("recycle_slower_seconds") == pytest.approx({("failure",): 0.5, ("re-join",): 0.0})
 
 
-def test_counts_start_at_zero_and_include_unknown_kinds() -> None:
+def test_counts_start_at_zero_and_include_unknown_kinds():
     counts = values("recycle_events_total", events=[*EVENTS, event(23.0, "new-kind")])
     assert {kind for (kind,) in counts} == {*EVENT_KINDS, "new-kind"}
     assert (counts["generation",], counts["detected",], counts["corrupt",], counts["new-kind",]) == (3, 1, 0, 1)
 
 
-def test_dead_workers_have_a_cause() -> None:
-    def generation(time: float, *live: str) -> dict[str, Any]:
+def test_dead_workers_have_a_cause():
+    def generation(time, *live):
         return event(time, "generation", generation=2, step=2, live=list(live))
 
     events = [EVENTS[1], event(16.0, "drained", worker="0.1", step=2), generation(16.0, "0.0")]
@@ -69,7 +67,7 @@ def test_dead_workers_have_a_cause() -> None:
     assert values("recycle_worker_dead", events=events) == {}
 
 
-def test_worker_is_compared_with_the_hosts_of_its_stage() -> None:
+def test_worker_is_compared_with_the_hosts_of_its_stage():
     compute = {"0.0": {"0F": 1.0, "0B": 2.0}, "1.0": {"0F": 3.0, "0B": 6.0}, "2.0": {"0F": 1.0, "0B": 2.0, "1F": 9.0}}
     assert values("recycle_worker_time_ratio", metrics=[line(0, 12.0, 1, compute=compute)]) == {
         ("0.0",): 1.0,
@@ -80,7 +78,7 @@ def test_worker_is_compared_with_the_hosts_of_its_stage() -> None:
     assert values("recycle_worker_time_ratio", metrics=[few]) == {("1.0",): 1.5}
 
 
-def test_link_is_slow_until_a_plan_or_a_death_says_otherwise(tmp_path: Path) -> None:
+def test_link_is_slow_until_a_plan_or_a_death_says_otherwise(tmp_path):
     (tmp_path / "profiles").mkdir()
     digests = "0" * 16, "1" * 16
     for digest, links in zip(digests, ({"0.0>0.1": Link(0.5)}, {}), strict=True):
@@ -99,20 +97,20 @@ def test_link_is_slow_until_a_plan_or_a_death_says_otherwise(tmp_path: Path) -> 
     assert values("recycle_plan_info", metrics=planned, events=events) == {("2" * 16, "messages take longer"): 1.0}
 
 
-def test_run_without_a_step_has_what_its_job_says() -> None:
+def test_run_without_a_step_has_what_its_job_says():
     found = {metric.name: values(metric.name, metrics=[], events=[]) for metric in RUN_METRICS}
     assert found["recycle_workers"] == {(): 4.0}
     assert found["recycle_step"] == found["recycle_loss"] == found["recycle_worker_dead"] == {}
     assert found["recycle_wall_seconds"] == {(): 0.0}
 
 
-def test_checkpoints_that_were_given_up_are_counted_apart() -> None:
+def test_checkpoints_that_were_given_up_are_counted_apart():
     events = [event(1.0, "checkpoint", step=3, stalled=0.1), event(2.0, "checkpoint", step=6, error="No space left")]
     assert values("recycle_checkpoint_step", events=events) == {(): 3.0}
     assert values("recycle_failed_checkpoints_total", events=events) == {(): 1.0}
 
 
-def test_every_metric_and_every_kind_of_event_is_on_its_page() -> None:
+def test_every_metric_and_every_kind_of_event_is_on_its_page():
     rows = re.findall(r"^\| `(recycle_\w+)` \|(.*?)\|", (REFERENCE / "metrics.md").read_text(), flags=re.MULTILINE)
     assert [(name, re.findall(r"`(\w+)`", labels)) for name, labels in rows] == [
         (metric.name, list(metric.labels)) for metric in RUN_METRICS

@@ -1,14 +1,11 @@
 """A run directory that is read while it grows gives what one read of the whole directory gives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recycle.job import Job
-from recycle.job.shape import Worker
+from recycle import Job, Worker
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.read_report import RunReader
 from tests.runs.test_report import EVENTS, METRICS, line
@@ -16,7 +13,7 @@ from tests.runs.test_report import EVENTS, METRICS, line
 SHAPE = "[shape]\npipelines = 2\nranks = {}\nmicro_batches = 2\n"
 
 
-def append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def append(path: Path, lines: Sequence[Mapping[str, Any]]):
     with path.open("a") as stream:
         stream.writelines(json.dumps(each) + "\n" for each in lines)
 
@@ -24,23 +21,23 @@ def append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 class GrowingRun:
     """A run directory, and a reader that has followed it from the start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
         (path / "job.toml").write_text(SHAPE.format(2))
         (path / "metrics.jsonl").write_text("")
         self.reader = RunReader(path)
 
-    def require_same(self) -> None:
+    def require_same(self):
         followed, whole = self.reader.read(), RunReader(self.path).read()
         assert followed == whole
         assert followed.report.parts == whole.report.parts
 
-    def work(self, worker: Worker, generation: int, step: int, start: float) -> None:
+    def work(self, worker: Worker, generation: int, step: int, start: float):
         rows = [("0F0.0", start, start + 0.2), ("0B0.0", start + 0.2, start + 0.6)]
         append_iteration(log_path(self.path, worker), step, generation, worker, rows)
 
 
-def test_followed_run_is_the_whole_run_at_every_moment(tmp_path: Path) -> None:
+def test_followed_run_is_the_whole_run_at_every_moment(tmp_path):
     run = GrowingRun(tmp_path)
     run.require_same()
     for moment in sorted({entry["time"] for entry in [*METRICS, *EVENTS]}):
@@ -58,7 +55,7 @@ def test_followed_run_is_the_whole_run_at_every_moment(tmp_path: Path) -> None:
     assert 0 < record.report.effective_ratio == record.report.measured / record.report.wall < 1
 
 
-def test_removed_lines_are_forgotten(tmp_path: Path) -> None:
+def test_removed_lines_are_forgotten(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS)
     append(tmp_path / "events.jsonl", EVENTS)
@@ -70,7 +67,7 @@ def test_removed_lines_are_forgotten(tmp_path: Path) -> None:
     assert [entry["time"] for entry in run.reader.read().metrics] == [12.0, 13.0, *(32.0 + step for step in range(6))]
 
 
-def test_partial_line_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_partial_line_counts_once_it_is_whole(tmp_path):
     run = GrowingRun(tmp_path)
     whole = json.dumps(METRICS[0])
     with (tmp_path / "metrics.jsonl").open("a") as stream:
@@ -81,7 +78,7 @@ def test_partial_line_counts_once_it_is_whole(tmp_path: Path) -> None:
             assert len(run.reader.read().metrics) == steps
 
 
-def test_logs_of_an_earlier_shape_no_longer_count(tmp_path: Path) -> None:
+def test_logs_of_an_earlier_shape_no_longer_count(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS[:1])
     run.work(Worker(1, 1), 1, 0, 11.0)

@@ -1,10 +1,5 @@
 """Every second of a run is put to one part: runs that are written down here."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from recycle.runs.report import Activity, RunReport, TimePart, report_of
@@ -13,11 +8,11 @@ PERIOD = 1.5
 UNIT = 0.5
 
 
-def line(step: int, time: float, generation: int, live: int = 4, **fields: Any) -> dict[str, Any]:
+def line(step: int, time: float, generation: int, live=4, **fields):
     return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **fields}
 
 
-def event(time: float, kind: str, **fields: Any) -> dict[str, Any]:
+def event(time: float, kind: str, **fields):
     return {"time": time, "kind": kind, **fields}
 
 
@@ -52,7 +47,7 @@ def rounded(parts: dict[TimePart, float]) -> dict[str, float]:
     return {part.value: round(seconds, 9) for part, seconds in parts.items() if round(seconds, 9)}
 
 
-def assert_whole(report: RunReport) -> None:
+def assert_whole(report: RunReport):
     """The parts fill the wall clock without a gap or an overlap."""
     assert report.spans[0].start == 0.0
     assert all(before.end == after.start for before, after in zip(report.spans, report.spans[1:], strict=False))
@@ -60,7 +55,7 @@ def assert_whole(report: RunReport) -> None:
     assert all(span.seconds > 0 for span in report.spans)
 
 
-def test_parts_of_a_run() -> None:
+def test_parts_of_a_run():
     report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
     assert_whole(report)
     assert report.wall == 22.0
@@ -136,9 +131,7 @@ def test_parts_of_a_run() -> None:
     ],
     ids=["failure", "drain", "layout", "restore"],
 )
-def test_costs_of_changes(
-    metrics: Sequence[Any], events: Sequence[Any], attempts: Any, expected: Sequence[tuple[Any, ...]]
-) -> None:
+def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)
     assert_whole(report)
     changes = [(change.kind, change.step, change.what, rounded(change.costs)) for change in report.changes]
@@ -146,7 +139,7 @@ def test_costs_of_changes(
     assert report.expected is None
 
 
-def test_generation_that_never_ran_and_run_without_logs() -> None:
+def test_generation_that_never_ran_and_run_without_logs():
     events = [
         *EVENTS[:3],
         event(16.5, "detected", worker="0.0", step=2, cause="killed by SIGKILL"),
@@ -158,6 +151,6 @@ def test_generation_that_never_ran_and_run_without_logs() -> None:
     assert rounded(report.parts) == pytest.approx(expected)
 
 
-def test_report_before_the_first_commit() -> None:
+def test_report_before_the_first_commit():
     assert report_of([], [], {}).wall == 0.0
     assert rounded(report_of([], EVENTS[:1], {}).parts) == {"starting": 10.0}

@@ -1,9 +1,6 @@
 """Scenarios for tests of systems (stages of whole layers, whole times), and the facts of changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any
 
 from recycle import Job
 from recycle.job import price
@@ -13,7 +10,7 @@ from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.system import Nodes, System
 
 
-def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Scenario:
+def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other) -> Scenario:
     """A scenario of equal layers, one per rank by default, F = I = W = 1; `other` are attributes of Scenario, and
     `layer` are attributes of its layers."""
     text = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
@@ -44,14 +41,14 @@ class Play:
         alive: nodes that it begins with; all when left out.
     """
 
-    def __init__(self, system: System, alive: str = "") -> None:
-        self.system: Any = system
-        self.state: Any = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
+    def __init__(self, system: System, alive=""):
+        self.system = system
+        self.state = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
         self.period = getattr(self.state, "period", None)
 
-    def change(self, dead: str = "", joined: str = "") -> Change:
+    def change(self, dead="", joined="") -> Change:
         """These nodes die and those come; neither is a boundary at which it may reconsider."""
-        change: Change = self.system.change(self.state, nodes(dead), nodes(joined))
+        change = self.system.change(self.state, nodes(dead), nodes(joined))
         self.state = change.state
         return change
 
@@ -75,7 +72,7 @@ class Play:
         texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
         return {name: text.replace(",", ";") for name, text in texts.items()}
 
-    def play(self, *steps: str) -> None:
+    def play(self, *steps: str):
         """Steps as "-2 -3: event=fatal, idle=2": nodes that die (-2) and come (+2), none at a boundary, or "begin", and
         facts that are expected of the change."""
         for step in steps:

@@ -1,8 +1,5 @@
 """Iterations that reduce jointly, and Bamboo's: the closed form, takeovers, fatal pairs; random ones pass check."""
 
-from __future__ import annotations
-
-import random
 from itertools import pairwise
 
 import pytest
@@ -47,13 +44,13 @@ def computing(schedule: Schedule) -> dict[str, str]:
 
 @quick
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 5), st.integers(1, 9))
-def test_the_closed_form_is_the_simulation(stages: int, micro_batches: int, forward: int, backward: int) -> None:
+def test_the_closed_form_is_the_simulation(stages, micro_batches, forward, backward):
     profile = Profile.uniform(forward, backward, 0.0)
     schedule = simulate(lower(iteration_schedule([healthy_hosts(stages)], [micro_batches])), profile)
     assert schedule.makespan == healthy_seconds(stages, micro_batches, forward, backward)
 
 
-def test_worker_with_two_stages_merges_their_programs_by_step() -> None:
+def test_worker_with_two_stages_merges_their_programs_by_step():
     hosts = hosts_after_loss(healthy_hosts(4), 2)
     assert hosts == (0, 1, 1, 3)
     schedule = iteration_schedule([hosts], [3])
@@ -87,9 +84,7 @@ def damaged(draw: st.DrawFn) -> tuple[list[StageRanks], list[int]]:
 @pytest.mark.search
 @quick
 @given(damaged(), st.randoms(use_true_random=False))
-def test_random_damage_passes_check_and_takes_the_slowest_pipelines_time(
-    case: tuple[list[StageRanks], list[int]], rng: random.Random
-) -> None:
+def test_random_damage_passes_check_and_takes_the_slowest_pipelines_time(case, rng):
     pipelines, shares = case
     schedule = iteration_schedule(pipelines, shares)
     stages = len(pipelines[0])
@@ -105,9 +100,7 @@ def test_random_damage_passes_check_and_takes_the_slowest_pipelines_time(
 
 @quick
 @given(damaged())
-def test_redundant_forwards_precede_the_backwards_of_copied_stages(
-    case: tuple[list[StageRanks], list[int]],
-) -> None:
+def test_redundant_forwards_precede_the_backwards_of_copied_stages(case):
     pipelines, shares = case
     schedule = iteration_schedule(pipelines, shares)
     for k, hosts in enumerate(pipelines):
@@ -122,20 +115,20 @@ def test_redundant_forwards_precede_the_backwards_of_copied_stages(
                         Backward.kind,
                         rank,
                         instruction.micro_batch,
-                    )  # type: ignore[attr-defined]
+                    )
 
 
 FREE = Profile(0.0, 0.0, 0.0, reduce=1.0)
 
 
-def test_copies_reduce_even_stages_then_odd_ones() -> None:
+def test_copies_reduce_even_stages_then_odd_ones():
     """Each of the 8 workers shares a stage with either neighbour: two rounds, not eight in a row."""
     schedule = iteration_schedule([healthy_hosts(8)], [1])
     assert reduce_order(schedule.placement, [1.0] * 8) == (0, 2, 4, 6, 1, 3, 5, 7)
     assert simulate(lower(schedule), FREE).makespan == 2
 
 
-def test_reduces_of_unequal_pipelines_run_in_parallel() -> None:
+def test_reduces_of_unequal_pipelines_run_in_parallel():
     """Stages 0 1 2 | 3 4 5 and 0 1 | 2 3 | 4 5: three rounds instead of six in sequence."""
     schedule, common = unequal([(3, 3), (2, 2, 2)], [1, 1])
     assert common == (1,) * 6

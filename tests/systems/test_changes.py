@@ -1,11 +1,7 @@
 """Every system, change by change: events, costs, configurations, and stops."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -20,25 +16,23 @@ from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from tests.systems.scenarios import Play, scenario
 
-System = Callable[[], Any]
 
-
-def bamboo(pipelines: int = 4, **other: Any) -> Bamboo:
+def bamboo(pipelines=4, **other) -> Bamboo:
     return Bamboo(scenario(pipelines, 4, 6, **other))
 
 
-def templated(**other: Any) -> Scenario:
+def templated(**other) -> Scenario:
     """13 nodes, 12 layers of 1 byte of state; 4 of them and their activations fit: n0 = 3."""
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0, **other.pop("layer", {})}
     fitting = {"memory": (4.0,) * 4, "bandwidth": 1.0, "node_of": tuple(range(13)), **other}
     return scenario(3, 4, 8, layers=12, layer=layer, **fitting)
 
 
-def oobleck(**other: Any) -> Oobleck:
+def oobleck(**other) -> Oobleck:
     return Oobleck(templated(**other))
 
 
-def gridded(memory: float = 30.0, failure_rate: float = 1e-6) -> Scenario:
+def gridded(memory=30.0, failure_rate=1e-6) -> Scenario:
     """Pipelines of four stages of one layer; two layers on one worker do not fit."""
     layer = {"static": 20.0, "state": 16.0}
     return scenario(4, 4, 6, layer=layer, memory=(memory,) * 4, bandwidth=8.0, failure_rate=failure_rate)
@@ -49,27 +43,27 @@ def of_job(pipelines: int, ranks: int, micro_batches: int) -> Scenario:
     return Scenario.of(Job.from_toml(f"{shape}[memory]\nlimit = {micro_batches}\n"))
 
 
-def planned(**other: Any) -> ReCycle:
+def planned(**other) -> ReCycle:
     return ReCycle(of_job(3, 4, 6), **other)
 
 
-def weighty(failure_rate: float = 0.0, **other: Any) -> ReCycle:
+def weighty(failure_rate=0.0, **other) -> ReCycle:
     layers = (Layer(1.0, 1.0, 1.0, static=100.0, state=80.0),) * 4
     weighed = replace(of_job(4, 4, 8), layers=layers, bandwidth=10.0, memory=(200.0,) * 4, failure_rate=failure_rate)
     return ReCycle(weighed, **other)
 
 
-def elaswave(memory: float = 400.0) -> ElasWave:
+def elaswave(memory=400.0) -> ElasWave:
     """Two pipelines of four stages of three layers each, with 12 micro-batches; layers weigh 20 bytes."""
     layer = {"static": 20.0, "state": 16.0}
     system = ElasWave(scenario(2, 4, 12, layers=12, layer=layer, memory=(memory,) * 4, bandwidth=8.0))
     if memory > 50.0:  # the grid of the job, whatever other grid is faster
         grid = system.grids.grid(2, 4)
-        system.grids.best = lambda slots: grid  # type: ignore[assignment]
+        system.grids.best = lambda slots: grid
     return system
 
 
-MAKERS: dict[str, System] = {
+MAKERS = {
     "bamboo": bamboo,
     # Worker 2 comes back with nothing: its stage and the copy of the next one are copied.
     "large bamboo": partial(bamboo, 12, layer={"state": 7e9}, bandwidth=1e9),
@@ -215,7 +209,7 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize(("name", "alive", "steps"), [(name, alive, steps) for name, alive, *steps in SCENARIOS])
-def test_results_and_costs_of_changes(name: str, alive: str, steps: Sequence[str]) -> None:
+def test_results_and_costs_of_changes(name, alive, steps):
     played = Play(MAKERS[name](), alive)
     played.play(*steps)
     if name == "heavy recycle":
@@ -223,7 +217,7 @@ def test_results_and_costs_of_changes(name: str, alive: str, steps: Sequence[str
 
 
 LAYERS = {"gradients": 1.0, "step": 0.5}
-RUNS: list[tuple[System, Sequence[str]]] = [
+RUNS = [
     (lambda: Bamboo(scenario(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9", "-2")),
     (
         partial(oobleck, layer={"gradients": 0.25, "step": 0.125, "message": 0.01}, latency=0.01),
@@ -236,7 +230,7 @@ RUNS: list[tuple[System, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("make", "lives"), RUNS)
-def test_configurations_pass_check_fit_and_take_their_period(make: System, lives: Sequence[str]) -> None:
+def test_configurations_pass_check_fit_and_take_their_period(make, lives):
     for alive in lives:
         played = Play(make(), alive.removeprefix("-2"))
         played.play(*["-2: event=take over"] * (alive == "-2"))
@@ -250,7 +244,7 @@ def test_configurations_pass_check_fit_and_take_their_period(make: System, lives
 THREE = tuple(Layer(1.0, 1.0, 1.0, static=100.0 * part, activation=float(part)) for part in (1, 2, 3))
 TWO_LAYERS = scenario(2, 4, 6, layers=8, layer={"static": 10.0}, memory=(43.0,) * 4)
 UNEVEN = replace(scenario(1, 3, 10), layers=THREE, memory=(1.0,) * 3)
-MISFITS: list[tuple[System, float, float, str]] = [
+MISFITS = [
     # Two stages and the buffers of both, of a micro-batch each or of what 1F1B holds; a single stage has no copy.
     (lambda: Bamboo(TWO_LAYERS), 44, 43, "1 pipeline(s) of 8 stages"),
     (lambda: Bamboo(UNEVEN), 200 + 10 * 2 + 300 + 10 * 3, 1, ""),
@@ -264,7 +258,7 @@ MISFITS: list[tuple[System, float, float, str]] = [
 
 
 @pytest.mark.parametrize(("make", "needed", "cap", "reason"), MISFITS)
-def test_misfit_states_needed_and_available_bytes(make: System, needed: float, cap: float, reason: str) -> None:
+def test_misfit_states_needed_and_available_bytes(make, needed, cap, reason):
     misfit = make()
     misfit = misfit.begin(misfit.scenario.all_nodes)
     assert isinstance(misfit, DoesNotFit)
@@ -272,7 +266,7 @@ def test_misfit_states_needed_and_available_bytes(make: System, needed: float, c
     assert reason in misfit.reason
 
 
-def test_memory_determines_the_depth_of_pipelines() -> None:
+def test_memory_determines_the_depth_of_pipelines():
     """Bamboo: two stages of two layers and 6 buffers of both, 20 + 20 + 6 * (2 + 2) = 64; in one pipeline, 12 buffers.
     Oobleck: stage 0 of S holds min(S, batch) activations of its 12 / S layers."""
     assert [Bamboo(replace(TWO_LAYERS, memory=(memory,) * 4)).depth for memory in (64.0, 63.0)] == [4, 8]
@@ -284,9 +278,7 @@ def test_memory_determines_the_depth_of_pipelines() -> None:
         assert min(oobleck(layer={"activation": 1.0}, memory=(memory,) * 4).templates) == least
 
 
-def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stash_on_the_host_costs_only_the_time_beyond_the_work(monkeypatch):
     """PCIe takes 1 byte in 1 / pcie seconds; each redundant forward overlaps F + F + B = 4 seconds of work."""
     monkeypatch.setattr(Bamboo, "pcie", 0.25)
     assert Play(bamboo()).state.period == 31
@@ -294,7 +286,7 @@ def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
     assert Play(bamboo()).state.period > 31
 
 
-def test_micro_batch_sizes_follow_the_rates_of_pipelines() -> None:
+def test_micro_batch_sizes_follow_the_rates_of_pipelines():
     """Four layers a worker in place of three: (12 + 2) * 12 seconds to (12 + 3) * 9 with equal sizes."""
     played = Play(elaswave(), "0-4 6-7")
     state = played.state
@@ -305,7 +297,7 @@ def test_micro_batch_sizes_follow_the_rates_of_pipelines() -> None:
     assert state.period == pytest.approx(15 * 9 * sizes[0]) == pytest.approx(14 * 12 * sizes[1])
 
 
-def test_the_death_of_a_spare_of_recycle_changes_nothing() -> None:
+def test_the_death_of_a_spare_of_recycle_changes_nothing():
     played = Play(ReCycle(of_job(2, 2, 4)))
     played.state = replace(
         played.state, slots={at: slot for at, slot in played.state.slots.items() if slot != 3}, vector=(0, 1)

@@ -1,7 +1,5 @@
 """The cluster simulation: every second is booked once, only committed samples count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest
@@ -90,9 +88,7 @@ def booked(outcome: Outcome) -> dict[str, float]:
         (Scripted(dropped=20.0), "", 1000.0, 8000, {"dropped": 250.0, "degraded": -250.0}),
     ],
 )
-def test_every_second_is_booked(
-    system: Scripted, events: str, end: float, samples: float, lost: dict[str, float]
-) -> None:
+def test_every_second_is_booked(system, events, end, samples, lost):
     outcome = run(system, scenario(), trace(events, end))
     assert outcome.samples == samples
     assert outcome.dropped == samples / (100.0 - system.dropped) * system.dropped
@@ -101,7 +97,7 @@ def test_every_second_is_booked(
     assert outcome.gpu_seconds_per_sample == pytest.approx(2 * end / samples)
 
 
-def test_failure_in_a_pause_restarts_it() -> None:
+def test_failure_in_a_pause_restarts_it():
     job = Job.from_toml("[shape]\npipelines = 3\nranks = 1\nmicro_batches = 4\n")
     three = failures(Scenario.of(job), 200.0, (100.0, "1"), (105.0, "2"))
     outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Scenario.of(job), three)
@@ -118,12 +114,12 @@ def test_failure_in_a_pause_restarts_it() -> None:
         (15.0, "100 -1; 110 +1; 120 -1; 125 +1", [0, 100, 143]),
     ],
 )
-def test_usable_nodes_join_at_a_boundary(start: float, events: str, times: list[int]) -> None:
+def test_usable_nodes_join_at_a_boundary(start, events, times):
     outcome = run(Scripted(), scenario(start=start), trace(events, 300.0))
     assert [round(transition.time) for transition in outcome.transitions] == times
 
 
-def test_rollback_returns_to_the_last_complete_checkpoint() -> None:
+def test_rollback_returns_to_the_last_complete_checkpoint():
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     # checkpoints end at 52, 104, 156 and count from 57, 109, 161 on
     for strike, kept in ((56.0, 0), (58.0, 5), (108.0, 5), (110.0, 10), (160.0, 10), (153.0, 10)):
@@ -132,14 +128,14 @@ def test_rollback_returns_to_the_last_complete_checkpoint() -> None:
         booked(outcome)
 
 
-def test_corruption_returns_to_a_checkpoint_from_before_it_or_undoes_what_was_unnoticed() -> None:
+def test_corruption_returns_to_a_checkpoint_from_before_it_or_undoes_what_was_unnoticed():
     system = Scripted(checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     spoiled = FailureTrace("test", 2, frozenset({0, 1}), (_corruption(160.0),), 162.0)
     for notice, kept in ((0.0, 10), (40.0, 10), (60.0, 5), (110.0, 0)):
         outcome = run(system, scenario(notice=notice), spoiled)
         assert outcome.samples == 100 * kept, notice
         booked(outcome)
-    system.unnoticed = lambda state: 40.0  # type: ignore[attr-defined]
+    system.unnoticed = lambda state: 40.0
     outcome = run(system, scenario(), spoiled)
     assert (outcome.samples, outcome.lost["redone"]) == (1100, pytest.approx(44.0))
 
@@ -148,7 +144,7 @@ def _corruption(time: float) -> NodeChange:
     return NodeChange(time, frozenset({1}), frozenset(), {1: CORRUPTION})
 
 
-def test_a_slow_node_stretches_the_period_until_it_is_well_or_fails() -> None:
+def test_a_slow_node_stretches_the_period_until_it_is_well_or_fails():
     slow = (SlowPeriod(100.0, 300.0, 1, 2.0),)
     outcome = run(Scripted(), scenario(), replace(trace("", 400.0), slow=slow))
     assert outcome.samples == 100 * (10 + 10 + 10)
@@ -156,7 +152,7 @@ def test_a_slow_node_stretches_the_period_until_it_is_well_or_fails() -> None:
     assert outcome.samples == 100 * (10 + 5 + 1 + 20)
 
 
-def test_checkpoint_cycles_equal_single_checkpoints() -> None:
+def test_checkpoint_cycles_equal_single_checkpoints():
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     at_once = run(system, scenario(), trace("", 100_031.0))
     ticks = "; ".join(map(str, range(7, 100_031, 7)))
@@ -165,7 +161,7 @@ def test_checkpoint_cycles_equal_single_checkpoints() -> None:
     assert at_once.lost["checkpoint"] == pytest.approx(2.0 * (100_031 // 52))
 
 
-def test_a_system_that_does_not_fit_is_a_result() -> None:
+def test_a_system_that_does_not_fit_is_a_result():
     class Large(Scripted):
         def begin(self, live: Nodes) -> State | DoesNotFit:
             return DoesNotFit(needed=2.0, cap=1.0, reason="rank 0 needs 2 bytes")
@@ -175,12 +171,12 @@ def test_a_system_that_does_not_fit_is_a_result() -> None:
     assert (outcome.goodput, outcome.ettr) == (0.0, 0.0)
 
 
-def test_long_traces_need_no_loop_over_iterations() -> None:
+def test_long_traces_need_no_loop_over_iterations():
     system = Scripted(checkpoints=Checkpoints(every=10.0, stall=0.0))
     assert run(system, scenario(), trace("", 1e10)).samples == pytest.approx(1e11, rel=1e-6)
 
 
-def test_rates_are_zero_in_pauses() -> None:
+def test_rates_are_zero_in_pauses():
     outcome = run(Scripted(pause=Pause(detect=5.0)), scenario(), trace("20 -0; 60 +0", 80.0))
     # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
     assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])

@@ -1,11 +1,8 @@
 """All systems on one trace: the books close for each, next to references, and every state obeys the protocol."""
 
-from __future__ import annotations
-
 import pytest
 
-from recycle.errors import JobError
-from recycle.job import Job
+from recycle import Job, JobError
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import run
 from recycle.systems.comparison import at_dead_shares, compare, references, system_names
@@ -23,7 +20,7 @@ GENERATOR = Generator(days=20, rate=400, repair_median=2, repair_p90=8, seed=3)
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.slow
-def test_every_second_is_booked_and_every_node_accounted_for(name: str) -> None:
+def test_every_second_is_booked_and_every_node_accounted_for(name):
     scenario = Scenario.of(JOB)
     system = Watched(SYSTEMS[name](scenario))
     outcome = run(system, scenario, GENERATOR.trace(scenario.nodes))
@@ -36,7 +33,7 @@ def test_every_second_is_booked_and_every_node_accounted_for(name: str) -> None:
 class Watched:
     """A system whose every change is held against the protocol."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System):
         self.system = system
         self.changes = 0
         self.name = system.name
@@ -54,7 +51,7 @@ class Watched:
         return change
 
 
-def test_references_are_fault_free_and_scaled_by_live_nodes() -> None:
+def test_references_are_fault_free_and_scaled_by_live_nodes():
     scenario = Scenario.of(JOB)
     plain, split = references(scenario)
     assert (plain.name, plain.layout, plain.samples_per_second) == ("1f1b", "4 x 4", pytest.approx(24 / 2.7))
@@ -63,7 +60,7 @@ def test_references_are_fault_free_and_scaled_by_live_nodes() -> None:
     assert compared.live == 0.75
 
 
-def test_ratios_to_the_fault_scaled_ideal() -> None:
+def test_ratios_to_the_fault_scaled_ideal():
     scenario = Scenario.of(JOB)
     results = at_dead_shares(scenario, ["recycle", "checkpoint_restart"], shares=(0.01, 0.25))
     assert [result.dead for result in results] == [1, 4]
@@ -75,7 +72,7 @@ def test_ratios_to_the_fault_scaled_ideal() -> None:
         assert result.of_scaled["zero-bubble"]["recycle"] < result.of_scaled["1f1b"]["recycle"]
 
 
-def test_every_system_stops_without_live_nodes() -> None:
+def test_every_system_stops_without_live_nodes():
     scenario = Scenario.of(JOB)
     for make in SYSTEMS.values():
         outcome = run(make(scenario), scenario, trace(scenario, 10_000.0, (1000.0, "0-15")))
@@ -83,7 +80,7 @@ def test_every_system_stops_without_live_nodes() -> None:
         assert outcome.samples <= 1000 * outcome.fault_free
 
 
-def test_names_of_systems() -> None:
+def test_names_of_systems():
     assert system_names("oobleck, recycle,oobleck") == ["oobleck", "recycle"]
     with pytest.raises(JobError, match="name at least one"):
         system_names(" ,")

@@ -1,10 +1,7 @@
 """Oobleck: templates, the multiset of them and shares of the batch; shrink, borrow, merge; unequal pipelines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise, product
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -43,7 +40,7 @@ def stage_seconds(layers: list[float], split: tuple[int, ...]) -> list[float]:
 
 @quick
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_templates_follow_the_formula_near_the_best_split(layers: list[int]) -> None:
+def test_templates_follow_the_formula_near_the_best_split(layers):
     """Divide and conquer keeps the best of every part, which the whole may want otherwise; never by much here."""
     times = list(map(float, layers))
     for template in templates(times, len(layers)):
@@ -57,7 +54,7 @@ def test_templates_follow_the_formula_near_the_best_split(layers: list[int]) -> 
         assert best <= template.seconds <= 1.1 * best
 
 
-def test_compiled_templates_equal_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_templates_equal_python(monkeypatch):
     layers = [1.0, 3.0, 2.0, 2.0, 1.0, 4.0, 1.0]
     monkeypatch.setattr(compiled, "_compiled", {})
     plain = templates(layers, 7)
@@ -81,8 +78,8 @@ def multisets(sizes: list[int], nodes: int) -> list[tuple[int, ...]]:
 
 @fewer
 @given(weights, st.integers(4, 16), st.integers(1, 3))
-def test_instantiation_maximizes_micro_batches_per_second(seconds: dict[int, float], nodes: int, least: int) -> None:
-    def rate(chosen: Sequence[int]) -> float:
+def test_instantiation_maximizes_micro_batches_per_second(seconds, nodes, least):
+    def rate(chosen):
         return sum(1 / seconds[size] for size in chosen)
 
     result = instantiate(seconds, nodes, least, 12, lambda chosen: 0.0)
@@ -94,12 +91,10 @@ def test_instantiation_maximizes_micro_batches_per_second(seconds: dict[int, flo
         assert rate(result) == pytest.approx(max(map(rate, able)))
 
 
-def test_instantiation_counts_the_sync() -> None:
+def test_instantiation_counts_the_sync():
     seconds = {size: 1.0 / size**1.01 for size in range(4, 60)}
     slow = instantiate(seconds, 400, 2, 4096, lambda chosen: 100.0 * len(chosen))
     fast = instantiate(seconds, 400, 2, 4096, lambda chosen: 100.0 / len(chosen))
-    assert slow is not None
-    assert fast is not None
     assert len(slow) < len(fast)
 
 
@@ -114,7 +109,7 @@ def all_shares(count: int, batch: int) -> list[tuple[int, ...]]:
 
 @fewer
 @given(cases)
-def test_shares_minimize_the_slowest_pipeline(case: tuple[list[float], int]) -> None:
+def test_shares_minimize_the_slowest_pipeline(case):
     weights, batch = case
     shares = distribute(weights, batch)
     assert sum(shares) == batch
@@ -136,13 +131,13 @@ SIZES = range(3, 13)
         ("012 345", {0, 1, 2}, "345, shrink"),
     ],
 )
-def test_damaged_pipelines_shrink_borrow_or_merge(pipelines: str, dead: set[int], expected: str) -> None:
+def test_damaged_pipelines_shrink_borrow_or_merge(pipelines, dead, expected):
     result = reconfigure([tuple(int(node, 16) for node in each) for each in pipelines.split()], dead, SIZES)
     text = result and f"{' '.join(''.join(f'{node:x}' for node in each) for each in result[0])}, {result[1]}"
     assert text == expected
 
 
-def test_pipelines_that_fit_no_template_are_instantiated_again() -> None:
+def test_pipelines_that_fit_no_template_are_instantiated_again():
     assert reconfigure([(0, 1, 2), (3, 4, 5)], {0}, [3]) is None
 
 
@@ -161,17 +156,11 @@ STATE = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
         ([(1, 2, 2, 1)], [(5, 6)], {5: (0, 3), 6: (2, 6)}, 2, (0, 0)),
     ],
 )
-def test_missing_layers_are_copied_from_all_holders(
-    splits: list[Split],
-    pipelines: list[tuple[int, ...]],
-    held: dict[int, tuple[int, int]],
-    workers_per_node: int,
-    expected: tuple[float, float],
-) -> None:
+def test_missing_layers_are_copied_from_all_holders(splits, pipelines, held, workers_per_node, expected):
     assert copy_bytes(splits, pipelines, held, STATE, workers_per_node) == expected
 
 
-def test_nodes_keep_most_of_their_layers() -> None:
+def test_nodes_keep_most_of_their_layers():
     held = {7: (4, 6), 8: (0, 3), 9: (2, 4)}
     assert assign_nodes([(0, 2), (2, 4), (4, 6)], [7, 8, 9], held, STATE) == [8, 9, 7]
     assert assign_nodes([(0, 3), (3, 6)], [7, 8, 9], held, STATE) == [8, 7]
@@ -198,9 +187,7 @@ def priced(split: Split, numbers: list[list[float]], link: float) -> Profile:
 @pytest.mark.search
 @settings(derandomize=True, max_examples=30, deadline=None, database=None)
 @given(unequal(), st.data())
-def test_unequal_pipelines_pass_check_and_beat_no_bound(
-    case: tuple[list[Split], list[int]], data: st.DataObject
-) -> None:
+def test_unequal_pipelines_pass_check_and_beat_no_bound(case, data):
     splits, shares = case
     layers = sum(splits[0])
     draws = [data.draw(st.lists(st.integers(1, 4).map(float), min_size=layers, max_size=layers)) for _ in range(5)]
@@ -226,7 +213,7 @@ def test_unequal_pipelines_pass_check_and_beat_no_bound(
 @pytest.mark.search
 @settings(derandomize=True, max_examples=12, deadline=None, database=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 2)), max_size=12))
-def test_any_deaths_and_joins_give_valid_schedules(events: list[tuple[bool, int, int]]) -> None:
+def test_any_deaths_and_joins_give_valid_schedules(events):
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0}
     common = scenario(3, 4, 8, layers=12, layer=layer, memory=(4.0,) * 4, node_of=tuple(range(13)))
     played = Play(Oobleck(common))
@@ -235,7 +222,7 @@ def test_any_deaths_and_joins_give_valid_schedules(events: list[tuple[bool, int,
         pool = sorted(live if is_failure else common.all_nodes - live)
         chosen = pool[first % max(1, len(pool)) :][:count]
         text = " ".join(map(str, chosen))
-        state: Any = (played.change(text) if is_failure else played.change(joined=text)).state
+        state = (played.change(text) if is_failure else played.change(joined=text)).state
         assert state.live == (live.difference(chosen) if is_failure else live.union(chosen))
         if hasattr(state, "shares"):
             used = [node for members in state.pipelines for node in members]

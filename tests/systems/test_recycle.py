@@ -1,15 +1,11 @@
 """ReCycle's periods belong to valid plans and beat no bound; layers move at the next boundary if that pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle import Job, check, simulate
 from recycle.systems.recycle import ReCycle
 from recycle.systems.recycle_elastic import ElasticReCycle
 from recycle.systems.scenario import Scenario
@@ -17,9 +13,7 @@ from recycle.systems.system import Loss
 from tests.systems.scenarios import Play
 
 
-def scenario(
-    pipelines: int = 3, ranks: int = 4, micro_batches: int = 6, limit: int | str = 6, more: str = ""
-) -> Scenario:
+def scenario(pipelines=3, ranks=4, micro_batches=6, limit: int | str = 6, more="") -> Scenario:
     return Scenario.of(
         Job.from_toml(
             f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
@@ -31,7 +25,7 @@ def scenario(
 @pytest.mark.search
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("staggered", [True, False])
-def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, staggered: bool) -> None:
+def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled, staggered):
     """L_s = ceil(N M / (N - f_s)) c; the first technique alone T >= s F + L_s + s B, with I and W split s F + L_s."""
     system = ReCycle(scenario(limit=12), decoupled=decoupled, staggered=staggered, move=False)
     for nodes in ("6", "6 9", "0", "3 11"):
@@ -47,7 +41,7 @@ def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, s
             assert schedule.failure_vector() == state.vector
 
 
-def test_slow_workers_give_micro_batches_to_their_peers() -> None:
+def test_slow_workers_give_micro_batches_to_their_peers():
     system = ReCycle(scenario(ranks=2, micro_batches=32, limit=64))
     state = Play(system).state
     assert system.pace(state, {0: 2.0}) == pytest.approx(max(1.0, ceil(96 / 2.5) * 3 / state.period))
@@ -55,7 +49,7 @@ def test_slow_workers_give_micro_batches_to_their_peers() -> None:
     assert system.pace(state, {0: 2.0, 3: 2.0}) == system.pace(state, {0: 2.0})
 
 
-def test_each_technique_shortens_the_worked_example() -> None:
+def test_each_technique_shortens_the_worked_example():
     """The paper's example: 1.2 of three pipelines of four stages dies; 27 slots without failure (1F1B)."""
     periods = []
     for techniques in ({"decoupled": False, "staggered": False}, {"staggered": False}, {}):
@@ -93,7 +87,7 @@ gpu = "A100-80GB"
 
 @pytest.mark.parametrize("undo", ["device", "host"])
 @pytest.mark.parametrize(("limit", "way"), [("72 GB", (True, "device")), ("24 GB", (False, "device"))])
-def test_optimizer_mode_is_the_fastest_that_fits(limit: str, way: tuple[bool, str], undo: str) -> None:
+def test_optimizer_mode_is_the_fastest_that_fits(limit, way, undo):
     """At 24 GB the state from before a step leaves no room for activations, and its copy over PCIe takes 0.3 s of an
     iteration of 0.55 s; whatever the job says."""
     system = ReCycle(Scenario.of(Job.from_toml(ANALYTIC.format(limit=limit, undo=undo))))
@@ -106,7 +100,7 @@ def test_optimizer_mode_is_the_fastest_that_fits(limit: str, way: tuple[bool, st
     assert max(filter(None, timeline.peak_bytes)) <= float(limit.removesuffix(" GB")) * 1e9
 
 
-def elastic_scenario(bandwidth: float = 1e3, chunks: int = 1) -> Scenario:
+def elastic_scenario(bandwidth=1e3, chunks=1) -> Scenario:
     """Three pipelines of four workers with four layers each, whose bubbles hold no second worker's load."""
     text = f"[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\nchunks = {chunks}\n[model]\nlayers = 16\n"
     base = Scenario.of(Job.from_toml(f"{text}[memory]\nlimit = {8 * chunks}\n"))
@@ -116,7 +110,7 @@ def elastic_scenario(bandwidth: float = 1e3, chunks: int = 1) -> Scenario:
 
 @pytest.mark.search
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_elastic_runs_the_faster_of_both_layouts(chunks: int) -> None:
+def test_elastic_runs_the_faster_of_both_layouts(chunks):
     elastic, plain = ElasticReCycle(elastic_scenario(chunks=chunks)), ReCycle(elastic_scenario(chunks=chunks))
     assert Play(elastic).period <= Play(plain).period
     assert Play(plain, "0-4 6-11").period >= 72 / 2 * 3 * chunks
@@ -128,7 +122,7 @@ def test_elastic_runs_the_faster_of_both_layouts(chunks: int) -> None:
 
 
 @pytest.mark.search
-def test_failure_is_rerouted_then_layers_move_at_the_boundary() -> None:
+def test_failure_is_rerouted_then_layers_move_at_the_boundary():
     played, plain = Play(ElasticReCycle(elastic_scenario())), Play(ReCycle(elastic_scenario()))
     struck, alike = played.change("5"), plain.change("5")
     assert (struck.loss, struck.event, struck.pause) == (Loss.ITERATION, "re-route", alike.pause)
@@ -144,5 +138,5 @@ def test_failure_is_rerouted_then_layers_move_at_the_boundary() -> None:
 
 
 @pytest.mark.search
-def test_layers_stay_if_copying_does_not_pay() -> None:
+def test_layers_stay_if_copying_does_not_pay():
     Play(ElasticReCycle(elastic_scenario(bandwidth=1e-4))).play("-5: event=re-route, reconsider=False")

@@ -1,8 +1,6 @@
 """Schedules of Bamboo and Oobleck on real stages: redundant forwards, takeovers and pipelines of unequal depth give the
 gradients of fault-free 1F1B."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -16,14 +14,13 @@ from recycle.ir.lower import with_barrier
 from recycle.plans import with_updates_of
 from recycle.systems.bamboo.pipelines import StageRanks, healthy_hosts, hosts_after_loss, iteration_schedule
 from recycle.systems.oobleck.pipelines import iteration_schedule as unequal
-from recycle.systems.scenario import Split
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.slow
 STEPS = 3
 
 
-def gpt(pipelines: int, ranks: int, micro_batches: int, split: list[int], chunks: int = 1) -> Job:
+def gpt(pipelines: int, ranks: int, micro_batches: int, split: list[int], chunks=1) -> Job:
     """The job of a GPT with so many layers per stage; all with as many layers and micro-batches in all, and the same
     seed, train the same model on the same data."""
     sizes = {"chunks": chunks}
@@ -40,7 +37,7 @@ def fault_free(layers: int) -> RunResult:
 
 def states(result: RunResult) -> dict[int, str]:
     """Digest of each stage's parameters and optimizer state, which all of its hosts agree on."""
-    digests_of_stage: dict[int, set[str]] = {}
+    digests_of_stage = {}
     for stages in result.digests.values():
         for stage, digest in stages.items():
             digests_of_stage.setdefault(stage, set()).add(digest)
@@ -60,11 +57,9 @@ def assert_same_bits(schedule: Schedule, trained: Job) -> RunResult:
 
 
 def without(*dead: int) -> StageRanks:
-    hosts: StageRanks | None = healthy_hosts(4)
+    hosts = healthy_hosts(4)
     for rank in dead:
-        assert hosts is not None
         hosts = hosts_after_loss(hosts, rank)
-    assert hosts is not None
     return hosts
 
 
@@ -77,7 +72,7 @@ def without(*dead: int) -> StageRanks:
         ([(1, 3), ()], [4, 4]),
     ],
 )
-def test_copies_and_takeovers_of_any_stage(dead: list[tuple[int, ...]], shares: list[int]) -> None:
+def test_copies_and_takeovers_of_any_stage(dead, shares):
     result = assert_same_bits(iteration_schedule([without(*each) for each in dead], shares), gpt(2, 4, 4, [1] * 4))
     hosting = {worker: sorted(stages) for worker, stages in result.digests.items()}
     assert not {str(Worker(k, rank)) for k, ranks in enumerate(dead) for rank in ranks} & hosting.keys()
@@ -85,14 +80,14 @@ def test_copies_and_takeovers_of_any_stage(dead: list[tuple[int, ...]], shares: 
         assert hosting["1.2"] == [2, 3]
 
 
-def test_redundant_forwards_release_their_activations() -> None:
+def test_redundant_forwards_release_their_activations():
     trained = gpt(2, 4, 4, [1] * 4)
     ran = LocalRun(with_barrier(with_updates_of(iteration_schedule([healthy_hosts(4)] * 2, [4, 4]), trained)), trained)
     ran.iterate(0)
     assert {stage.held_micro_batches() for stages in ran.stages.values() for stage in stages.values()} == {0}
 
 
-CASES: dict[str, tuple[list[Split], list[int]]] = {
+CASES = {
     "two and three stages": ([(3, 3), (2, 2, 2)], [3, 5]),
     "three depths": ([(6,), (3, 3), (2, 1, 2, 1)], [2, 2, 4]),
     "another cut at the same depth": ([(4, 2), (2, 4)], [5, 3]),
@@ -100,7 +95,7 @@ CASES: dict[str, tuple[list[Split], list[int]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_unequal_pipelines_train_to_the_bits_of_1f1b(case: str) -> None:
+def test_unequal_pipelines_train_to_the_bits_of_1f1b(case):
     schedule, common = unequal(*CASES[case])
     shape = schedule.shape
     assert shape.global_micro_batches == 8

@@ -1,7 +1,5 @@
 """A scenario prices any cut as the job's profile prices its own; fault-free grids follow closed forms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from math import ceil
@@ -33,7 +31,7 @@ workers_per_node = 5
 """
 
 
-def test_a_plain_jobs_own_cut_has_the_jobs_prices() -> None:
+def test_a_plain_jobs_own_cut_has_the_jobs_prices():
     job = Job.from_toml(PLAIN)
     scenario = Scenario.of(job)
     own, stated = scenario.profile(scenario.split, 3), job.profile()
@@ -47,7 +45,7 @@ def test_a_plain_jobs_own_cut_has_the_jobs_prices() -> None:
     assert scenario.least_ranks == 4
 
 
-def test_layers_of_a_model_share_the_times_of_their_stage() -> None:
+def test_layers_of_a_model_share_the_times_of_their_stage():
     job = Job.from_toml(PLAIN + "[model]\nlayers = 8\n[data]\nmicro_batch_size = 2\n")
     scenario = Scenario.of(job)
     assert scenario.split == (2, 2, 2, 2)
@@ -56,21 +54,21 @@ def test_layers_of_a_model_share_the_times_of_their_stage() -> None:
     assert scenario.samples == 36
 
 
-def test_memory_limits_how_short_a_pipeline_is() -> None:
+def test_memory_limits_how_short_a_pipeline_is():
     layers = tuple(Layer(1.0, 1.0, 1.0, static=10.0, activation=1.0) for _ in range(8))
     scenario = replace(Scenario.of(Job.from_toml(PLAIN)), layers=layers)
     for cap, least in ((11.0, 8), (22.0, 4), (33.0, 3), (87.0, 2), (88.0, 1), (10.0, 9)):
         assert replace(scenario, memory=(cap,) * 4).least_ranks == least
 
 
-def gridded(memory: float = 1e9) -> Scenario:
+def gridded(memory=1e9) -> Scenario:
     job = Job.from_toml("[shape]\npipelines = 4\nranks = 8\nmicro_batches = 6\n")
     priced = (Layer(1.0, 1.0, 1.0, static=10.0, gradients=1.0),) * 8
     return replace(Scenario.of(job), layers=priced, memory=(memory,) * 8)
 
 
 @pytest.mark.parametrize(("pipelines", "ranks"), [(4, 8), (3, 8), (5, 4), (24, 1), (7, 2)])
-def test_1f1b_takes_its_closed_form(pipelines: int, ranks: int) -> None:
+def test_1f1b_takes_its_closed_form(pipelines, ranks):
     grid = PipelineGrids(gridded()).grid(pipelines, ranks)
     most = ceil(24 / pipelines)
     assert grid.micro_batches == most
@@ -80,7 +78,7 @@ def test_1f1b_takes_its_closed_form(pipelines: int, ranks: int) -> None:
 
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1", "zb-h2"])
 @pytest.mark.parametrize("memory", [1e9, 50.0, 18.0])
-def test_the_best_grid_is_the_fastest_that_fits(family: str, memory: float) -> None:
+def test_the_best_grid_is_the_fastest_that_fits(family, memory):
     grids = PipelineGrids(replace(gridded(memory), bandwidth=1.0), family)
     for slots in (5, 13, 32):
         all_grids = [grids.grid(slots // ranks, ranks) for ranks in range(1, min(slots, 8) + 1)]
@@ -89,7 +87,7 @@ def test_the_best_grid_is_the_fastest_that_fits(family: str, memory: float) -> N
         assert (best and best.period) == min(fitting, default=None)
 
 
-def test_former_names_of_scenario_and_configuration() -> None:
+def test_former_names_of_scenario_and_configuration():
     former = import_module("recycle.systems.setting"), import_module("recycle.systems.system")
     assert (former[0].Setting, former[1].Running) == (Scenario, ActiveConfiguration) == (Setting, Running)
     assert CheckpointRestart(gridded()).setting.nodes == gridded().nodes

@@ -1,11 +1,8 @@
 """Systems on a job that shards its optimizer's state: held bytes, costs of a failure, and loss of a shard."""
 
-from __future__ import annotations
-
 import pytest
 
-from recycle.ir.check import check
-from recycle.job import Job
+from recycle import Job, check
 from recycle.systems import SYSTEMS
 from recycle.systems.checkpoint_restart import HotSpare
 from recycle.systems.comparison import copies_of, references
@@ -19,7 +16,7 @@ BANDWIDTH = 25e9
 SPLIT = (1, 1)
 
 
-def scenario(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines: int = HOSTS) -> Scenario:
+def scenario(copies=2, memory="auto", per_node=1, pipelines: int = HOSTS) -> Scenario:
     """Four pipelines of two stages of a GPT of two layers, in bf16 with gradients summed in fp32."""
     sharding = f"sharded_optimizer = true\noptimizer_copies = {copies}\n" if copies else ""
     return Scenario.of(
@@ -57,7 +54,7 @@ def parameters(base: Scenario) -> list[float]:
     return [state / 14 for state in base.with_copies(0).state_per_stage(SPLIT)]
 
 
-def test_bytes_of_a_layer_depend_on_its_hosts() -> None:
+def test_bytes_of_a_layer_depend_on_its_hosts():
     base = scenario()
     for hosts in (1, 2, 4, 8):
         shared = min(2, hosts) / hosts
@@ -73,7 +70,7 @@ def test_bytes_of_a_layer_depend_on_its_hosts() -> None:
     assert base.state == pytest.approx(14 * sum(parameters(base)))
 
 
-def test_optimizer_copies_of_each_system() -> None:
+def test_optimizer_copies_of_each_system():
     held = {name: copies_of(system(scenario(copies=3))) for name, system in SYSTEMS.items()}
     assert held == {
         **{"recycle": 3, "hot_spare": 3, "live_migration": 3, "job_restart": 3, "checkpoint_restart": 1, "elaswave": 1},
@@ -83,7 +80,7 @@ def test_optimizer_copies_of_each_system() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "bamboo"])
-def test_schedules_of_sharding_systems_are_valid_and_gather(name: str) -> None:
+def test_schedules_of_sharding_systems_are_valid_and_gather(name):
     base = scenario()
     system = SYSTEMS[name](base)
     for schedule, profile in Play(system).state.schedules():
@@ -91,7 +88,7 @@ def test_schedules_of_sharding_systems_are_valid_and_gather(name: str) -> None:
         assert schedule.gathers == (copies_of(system) > 0)
 
 
-def test_job_fits_only_with_a_sharded_optimizer() -> None:
+def test_job_fits_only_with_a_sharded_optimizer():
     """18 bytes of a parameter on every host, 6 + 24 / 4 of two copies, 6 + 12 / 4 of one."""
     base = scenario()
     needed = 10.5 * parameters(base)[0] + 2 * base.stages(SPLIT)[0][0].activation
@@ -115,7 +112,7 @@ def struck(base: Scenario, *pipelines: int) -> tuple[Scenario, Change]:
     return base, played.change(" ".join(map(str, dead)))
 
 
-def test_failure_restores_the_copies_of_the_dead_host() -> None:
+def test_failure_restores_the_copies_of_the_dead_host():
     after, change = struck(scenario(), 1)
     stage = sum(parameters(scenario())) if after.shape.ranks == 1 else parameters(scenario())[-1]
     owned = 12 * stage * 2 / after.shape.pipelines
@@ -136,9 +133,7 @@ def test_failure_restores_the_copies_of_the_dead_host() -> None:
         (0, (1, 2), Loss.ITERATION, None),
     ],
 )
-def test_loss_of_all_owners_restores_a_checkpoint(
-    copies: int, dead: tuple[int, ...], recycle: Loss, spare: Loss | None
-) -> None:
+def test_loss_of_all_owners_restores_a_checkpoint(copies, dead, recycle, spare):
     """A spare replaces a dead worker if owners remain; of three pipelines with two spares the first ones die."""
     assert struck(scenario(copies=copies), *dead)[1].loss is recycle
     if spare is not None:
@@ -148,7 +143,7 @@ def test_loss_of_all_owners_restores_a_checkpoint(
         assert played.change(" ".join(map(str, first[: len(dead)]))).loss is spare
 
 
-def test_owners_of_a_shard_share_no_node() -> None:
+def test_owners_of_a_shard_share_no_node():
     base = scenario(per_node=2)
     together = [slot for slot, node in enumerate(base.node_of) if node == 0]
     apart = [slot for slot, node in enumerate(base.node_of) if node == 1]

@@ -1,7 +1,5 @@
 """Text to token files: documents in pieces, their tokens, and files byte for byte as megatron-core writes them."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
@@ -20,7 +18,7 @@ from recycle.tokens.tokenize import PIECE_BYTES, documents, tokenize
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
-def test_documents_are_tokenized_with_end_tokens(tmp_path: Path) -> None:
+def test_documents_are_tokenized_with_end_tokens(tmp_path):
     model = saved_tokenizer(tmp_path / "model")
     from tokenizers import Tokenizer
 
@@ -40,7 +38,7 @@ def test_documents_are_tokenized_with_end_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "lstrip": False}])
-def test_end_token_comes_from_the_models_folder(tmp_path: Path, eos: object) -> None:
+def test_end_token_comes_from_the_models_folder(tmp_path, eos):
     model = saved_tokenizer(tmp_path / "model", eos)
     (tmp_path / "a.txt").write_text("the worker")
     for tokenizer in (model, model / "tokenizer.json"):
@@ -49,7 +47,7 @@ def test_end_token_comes_from_the_models_folder(tmp_path: Path, eos: object) -> 
     assert tokenize([tmp_path / "a.txt"], tmp_path / "out", model, eod="e").eod is not None
 
 
-def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path):
     model = saved_tokenizer(tmp_path / "model", eos=None)
     empty, text = tmp_path / "empty.txt", tmp_path / "a.txt"
     empty.write_text("")
@@ -83,14 +81,14 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.jsonl.gz"])
-def test_each_json_line_is_a_document(tmp_path: Path, name: str) -> None:
+def test_each_json_line_is_a_document(tmp_path, name):
     lines = b'{"text": "first", "id": 1}\n\n{"meta": {"text": "no"}, "text": "second"}\n{"text": ""}'
     pieces = list(documents(written(tmp_path, name, lines), "text"))
     assert [(piece.text, piece.ends) for piece in pieces] == [("first", True), ("second", True), ("", True)]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "README", "a.txt.gz"])
-def test_text_pieces_end_at_line_ends(tmp_path: Path, name: str) -> None:
+def test_text_pieces_end_at_line_ends(tmp_path, name):
     text = "".join(f"line {number} of a long text\n" + "\n" * (number % 3) for number in range(40_000))
     pieces = list(documents(written(tmp_path, name, text.encode()), "text"))
     assert "".join(piece.text for piece in pieces) == text
@@ -103,7 +101,7 @@ def test_text_pieces_end_at_line_ends(tmp_path: Path, name: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=["a", "\n", " ", "é", "你", "🚀"], max_size=60), st.integers(4, 12))
-def test_pieces_of_any_size_give_the_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
+def test_pieces_of_any_size_give_the_text(tmp_path_factory, text, size):
     path = written(tmp_path_factory.mktemp("text"), "a.txt", text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", size)
@@ -127,13 +125,13 @@ def test_pieces_of_any_size_give_the_text(tmp_path_factory: pytest.TempPathFacto
         ("a.txt", b"good\n" * 100_000 + b"\xff\n", r"a\.txt: is not UTF-8 text \(byte 500000\)"),
     ],
 )
-def test_invalid_document_is_refused_with_its_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_invalid_document_is_refused_with_its_place(tmp_path, name, content, message):
     with pytest.raises(JobError, match=message) as error:
         list(documents(written(tmp_path, name, content), "text"))
     assert "\n" not in str(error.value)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(JobError, match=r"none\.txt: cannot be read \(No such file or directory\)"):
         list(documents(tmp_path / "none.txt", "text"))
     path = tmp_path / "a.txt.gz"
@@ -145,7 +143,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         list(documents(path, "text"))
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_LINE_BYTES", 1 << 20)
         with pytest.raises(JobError, match=r"line 1 is longer than 1 MiB; cut it into documents"):
@@ -153,7 +151,7 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path
 
 
 @pytest.mark.parametrize("vocabulary", [256, UINT16_VOCABULARY - 1, UINT16_VOCABULARY, 128_256])
-def test_the_files_are_those_of_megatron_core(tmp_path: Path, vocabulary: int) -> None:
+def test_the_files_are_those_of_megatron_core(tmp_path, vocabulary):
     documents = [[1, 2, 3], [vocabulary - 1], list(range(200)), [7] * 70_000]
     with TokenFiles(tmp_path / "ours", vocabulary) as files:
         for tokens in documents:
@@ -171,7 +169,7 @@ def test_the_files_are_those_of_megatron_core(tmp_path: Path, vocabulary: int) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.bin", "ours.idx", "theirs.bin", "theirs.idx"]
 
 
-def test_many_documents_are_indexed(tmp_path: Path) -> None:
+def test_many_documents_are_indexed(tmp_path):
     count = 3 * 2**16 + 5
     with TokenFiles(tmp_path / "many", 256) as files:
         for number in range(count):
@@ -184,7 +182,7 @@ def test_many_documents_are_indexed(tmp_path: Path) -> None:
     assert np.array_equal(dataset.document_indices, np.arange(count + 1))
 
 
-def test_empty_document_is_dropped(tmp_path: Path) -> None:
+def test_empty_document_is_dropped(tmp_path):
     with TokenFiles(tmp_path / "few", 256) as files:
         files.end_document((9,))
         files.add([1])
@@ -193,8 +191,8 @@ def test_empty_document_is_dropped(tmp_path: Path) -> None:
     assert [list(each) for each in IndexedDataset(str(tmp_path / "few"))] == [[1, 9]]
 
 
-def test_failed_files_are_removed(tmp_path: Path) -> None:
-    def interrupted() -> None:
+def test_failed_files_are_removed(tmp_path):
+    def interrupted():
         with TokenFiles(tmp_path / "half", 256) as files:
             files.add([1])
             raise KeyboardInterrupt

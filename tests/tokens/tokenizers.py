@@ -1,17 +1,14 @@
 """A small tokenizer of Hugging Face, made of a few words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 WORDS = "the worker that dies and the worker that lives hold the same weights of one stage\nand go on, été 你好\n" * 20
 
 
-def saved_tokenizer(folder: Path, eos: Any = "<end>") -> Path:
+def saved_tokenizer(folder: Path, eos="<end>") -> Path:
     """A model's folder with a byte-level BPE of 300 tokens and one that is called as in `eos`."""
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import decoders, models, pre_tokenizers, trainers

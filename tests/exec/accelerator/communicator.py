@@ -25,7 +25,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +43,7 @@ _ADDRESS = struct.Struct("!H4s16s")
 class Work:
     """A queued operation."""
 
-    def __init__(self, communicator: Communicator, done: threading.Event) -> None:
+    def __init__(self, communicator: Communicator, done: threading.Event):
         self._communicator, self._done = communicator, done
 
     def wait(self) -> bool:
@@ -80,18 +79,18 @@ class Communicator:
     def __init__(
         self,
         device: Device,
-        store: Any,
+        store,
         rank: int,
         size: int,
-        address: str = "127.0.0.1",
-        seconds: float = 60.0,
+        address="127.0.0.1",
+        seconds=60.0,
         ctas: int | None = None,
-    ) -> None:
+    ):
         device.check()
         device.make_communicator()
         self.failed_at, self._blocks = math.inf, min(ctas or CTAS, device.limits.multiprocessors)
         self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
-        self.kept: dict[Work, list[torch.Tensor]] = {}
+        self.kept = {}
         self._aborted = threading.Event()
         try:
             self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
@@ -103,13 +102,13 @@ class Communicator:
             peer.settimeout(None)
         self._stream = device.draw()
 
-    def _gather(self, store: Any, address: str, seconds: float) -> dict[int, socket.socket]:
+    def _gather(self, store, address: str, seconds: float) -> dict[int, socket.socket]:
         """Rank 0: write the address to the store, and wait for all others."""
         secret = os.urandom(16)
         with socket.create_server((address, 0)) as listener:
             blob = _ADDRESS.pack(listener.getsockname()[1], socket.inet_aton(address), secret)
             store.set("unique id", blob.ljust(ID_BYTES, b"\xff"))
-            deadline, peers = time.monotonic() + seconds, dict[int, socket.socket]()
+            deadline, peers = time.monotonic() + seconds, {}
             while len(peers) < self._size - 1:
                 listener.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
@@ -126,7 +125,7 @@ class Communicator:
                     continue  # it has died since; rank 0 does not notice
         return peers
 
-    def _join(self, store: Any, seconds: float) -> socket.socket:
+    def _join(self, store, seconds: float) -> socket.socket:
         blob = store.get("unique id")
         port, packed, secret = _ADDRESS.unpack(blob[: _ADDRESS.size])
         try:
@@ -138,38 +137,38 @@ class Communicator:
             raise RuntimeError(f"rank 0 does not answer: {error}") from None
         return peer
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag=0) -> Work:
         (tensor,) = tensors
 
-        def kernel() -> None:
+        def kernel():
             self._read(peer, 1)
             self._write(peer, _bytes(tensor))
 
         return self._queue(kernel, [tensor])
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag=0) -> Work:
         (tensor,) = tensors
 
-        def kernel() -> None:
+        def kernel():
             spoil(tensor)
             self._write(peer, b"r")
             self._receive(peer, tensor)
 
         return self._queue(kernel, [tensor])
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Work:
+    def allreduce(self, tensors: list[torch.Tensor], options=None) -> Work:
         """The sum, in the order of the ranks, on all ranks."""
         assert options is None or options.reduceOp == dist.ReduceOp.SUM
         (tensor,) = tensors
         return self._collect([tensor], tensors, lambda parts: [[_sum(parts)]] * self._size)
 
-    def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def reduce(self, tensors: list[torch.Tensor], options) -> Work:
         """The sum, in the order of the ranks, on the root; other tensors are unchanged."""
         (tensor,), root = tensors, options.rootRank
         taken = tensors if self._rank == root else []
         return self._collect([tensor], taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def broadcast(self, tensors: list[torch.Tensor], options) -> Work:
         """The root's tensor, on all ranks."""
         (tensor,), root = tensors, options.rootRank
         taken = [] if self._rank == root else tensors  # the root's tensor may be read meanwhile
@@ -194,7 +193,7 @@ class Communicator:
     ) -> Work:
         """Rank 0 combines the tensors of all ranks into the results of each rank."""
 
-        def kernel() -> None:
+        def kernel():
             parts = [torch.cat(given) if len(given) > 1 else given[0].clone() for _ in self._ranks]
             for tensor in taken:
                 spoil(tensor)
@@ -219,7 +218,7 @@ class Communicator:
             raise RuntimeError("the communicator was aborted")
         before = self.device.reached()
 
-        def run() -> None:
+        def run():
             if self.device.failed:  # no result to send
                 return
             try:
@@ -232,7 +231,7 @@ class Communicator:
         self.kept[work] = tensors
         return work
 
-    def _receive(self, peer: int, tensor: torch.Tensor) -> None:
+    def _receive(self, peer: int, tensor: torch.Tensor):
         flat = tensor.detach().view(-1).view(torch.uint8)
         raw = self._read(peer, flat.numel())
         flat.copy_(torch.frombuffer(raw, dtype=torch.uint8))
@@ -250,7 +249,7 @@ class Communicator:
             data += piece
         return data
 
-    def _write(self, peer: int, raw: bytes) -> None:
+    def _write(self, peer: int, raw: bytes):
         remaining = memoryview(raw)
         while remaining:
             self._spin([], [self._peers[peer]])
@@ -261,7 +260,7 @@ class Communicator:
             except OSError:
                 self._never()
 
-    def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]) -> None:
+    def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]):
         while not self._ended():
             if any(select.select(readable, writable, [], SPIN_SECONDS)):
                 return
@@ -275,30 +274,30 @@ class Communicator:
         """Whether the watchdog has seen an error."""
         return time.monotonic() - self.failed_at > WATCHDOG_SECONDS
 
-    def break_link(self) -> None:
+    def break_link(self):
         """Break the link, as a network adapter that dies: nothing arrives any more at any end."""
         self.failed_at = min(self.failed_at, time.monotonic())
         for peer in self._peers.values():
             peer.shutdown(socket.SHUT_RDWR)
 
-    def _never(self) -> None:
+    def _never(self):
         """The peer never comes, which a kernel cannot know."""
         self.failed_at = min(self.failed_at, time.monotonic())
         while not self._ended():
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted
 
-    def _end_kernels(self) -> None:
+    def _end_kernels(self):
         self.device.abort()
         self._aborted.set()
 
-    def _free(self) -> None:
+    def _free(self):
         self.device.free_communicator()
         for peer in self._peers.values():
             peer.close()
 
 
-def abort_group(communicators: Sequence[Communicator]) -> None:
+def abort_group(communicators: Sequence[Communicator]):
     """Abort communicators of one process together."""
     for communicator in communicators:
         communicator._end_kernels()
@@ -313,7 +312,7 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def spoil(tensor: torch.Tensor) -> None:
+def spoil(tensor: torch.Tensor):
     """Fill a buffer whose data has not arrived."""
     with torch.no_grad():
         tensor.fill_(math.nan if tensor.is_floating_point() else 0x7F)

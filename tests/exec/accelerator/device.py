@@ -64,7 +64,7 @@ class Connection:
         streams: how many share it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.streams = 0
         self._lock = threading.Lock()
         self._last = threading.Event()
@@ -86,14 +86,14 @@ class Stream:
         length: of the launch queue.
     """
 
-    def __init__(self, device: Device, name: str, connection: Connection, length: int = QUEUE) -> None:
+    def __init__(self, device: Device, name: str, connection: Connection, length: int = QUEUE):
         self._device, self.connection, self.length = device, connection, length
-        self._queue: deque[tuple[Kernel, threading.Event, int, threading.Event, threading.Event]] = deque()
+        self._queue = deque()
         self._changed = threading.Condition()
         self._is_idle = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def launch(self, kernel: Kernel, waits: bool = False, blocks: int = 1) -> threading.Event:
+    def launch(self, kernel: Kernel, waits=False, blocks=1) -> threading.Event:
         """Queue a kernel; the returned event is set when it has run or failed. Blocks while the queue is full.
 
         Args:
@@ -111,7 +111,7 @@ class Stream:
             self._changed.notify_all()
         return done
 
-    def drain(self) -> None:
+    def drain(self):
         """Wait until all launched kernels have run."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_idle)
@@ -121,7 +121,7 @@ class Stream:
         """Whether the caller is a kernel of this stream."""
         return threading.current_thread() is self._thread
 
-    def _run(self) -> None:
+    def _run(self):
         while True:
             with self._changed:
                 self._is_idle = not self._queue
@@ -151,13 +151,13 @@ class Stream:
 class DeviceMark:
     """A kernel that records its time."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device):
         self._device, self._seconds = device, 0.0
         if device.compute.is_current:
             raise AssertionError("a mark is made by the host")
         self._done = device.compute.launch(self._note)
 
-    def _note(self) -> None:
+    def _note(self):
         self._seconds = time.monotonic()
 
     def reached(self) -> bool:
@@ -174,13 +174,13 @@ class DeviceClock:
 
     runs_behind = True
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device):
         self._device = device
 
     def mark(self) -> DeviceMark:
         return DeviceMark(self._device)
 
-    def set(self) -> None:
+    def set(self):
         self._device.synchronize()
 
 
@@ -194,12 +194,8 @@ class Device:
     """
 
     def __init__(
-        self,
-        queue: int = QUEUE,
-        eager: bool | None = None,
-        connections: int | None = None,
-        limits: Limits = Limits(),
-    ) -> None:
+        self, queue: int = QUEUE, eager: bool | None = None, connections: int | None = None, limits: Limits = Limits()
+    ):
         self.queue, self.limits = queue, limits
         self.occupied, self._freed = 0, threading.Condition()
         self._made = deque[float]()
@@ -207,10 +203,10 @@ class Device:
         self._eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER" if eager is None else eager
         count = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)) if connections is None else connections
         self._connections = [Connection() for _ in range(count)]
-        self._error: str | None = None
+        self._error = None
         self._computes_garbage = False
-        self._loaded: set[str] = set()
-        self._streams: list[Stream] = []
+        self._loaded = set()
+        self._streams = []
         self.compute = self._stream("compute")
         self._pool = [self._stream(f"pool {number}") for number in range(limits.streams)]
 
@@ -220,14 +216,14 @@ class Device:
             self._drawn += 1
             return self._pool[self._drawn % len(self._pool)]
 
-    def occupy(self, blocks: int) -> None:
+    def occupy(self, blocks: int):
         """Take multiprocessors, as soon as there are enough, or give them back."""
         with self._freed:
             self._freed.wait_for(lambda: self.occupied + blocks <= self.limits.multiprocessors)
             self.occupied += blocks
             self._freed.notify_all()
 
-    def make_communicator(self) -> None:
+    def make_communicator(self):
         """Take the memory of a communicator. Raises RuntimeError if there is none; may hang."""
         with self._freed:
             now = time.monotonic()
@@ -243,12 +239,12 @@ class Device:
             self.hung += 1
             threading.Event().wait()
 
-    def free_communicator(self) -> None:
+    def free_communicator(self):
         self.drain()
         with self._freed:
             self.communicators -= 1
 
-    def pin(self, size: int) -> None:
+    def pin(self, size: int):
         """Allocate pinned memory of `size` bytes."""
         self.drain()
         time.sleep(size * self.limits.pin_seconds)
@@ -260,7 +256,7 @@ class Device:
         self._streams.append(stream)
         return stream
 
-    def launch(self, kernel: Kernel, name: str = "") -> None:
+    def launch(self, kernel: Kernel, name=""):
         """Queue a computation; inside another one it runs at once. The first with each `name` loads it."""
         if self.compute.is_current:
             kernel()
@@ -270,7 +266,7 @@ class Device:
         self._loaded.add(name)
         self.compute.launch(kernel)
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: threading.Event):
         """Let later computations wait for `event`; returns at once."""
         if self.compute.is_current:
             event.wait()
@@ -285,23 +281,23 @@ class Device:
             return event
         return self.compute.launch(lambda: None)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         """Wait until the device is idle. Raises RuntimeError if it has ever failed."""
         self.drain()
         self.check()
         self._computes_garbage = False
 
-    def drain(self) -> None:
+    def drain(self):
         """Wait until the device is idle."""
         for stream in tuple(self._streams):
             stream.drain()
 
-    def check(self) -> None:
+    def check(self):
         """Raise RuntimeError when the device has failed."""
         if self._error is not None:
             raise RuntimeError(f"accelerator error: {self._error}")
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str):
         """Fail: nothing runs any more, and every later call raises an error."""
         if not self._computes_garbage:
             self._error = self._error or error
@@ -310,7 +306,7 @@ class Device:
     def failed(self) -> bool:
         return self._error is not None
 
-    def abort(self) -> None:
+    def abort(self):
         """Abort a communicator: queued kernels continue with undefined buffers, which is not an error.
 
         A real kernel computes garbage; the checks of an emulated stage would raise an exception.

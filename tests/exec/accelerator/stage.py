@@ -4,12 +4,9 @@ The result of a call is full of NaN until its kernel has run. Calls that give th
 the device first, as a copy from a GPU does.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
 
 import torch
 
@@ -27,10 +24,10 @@ HOST = ("message_spec", "gradient_buffers", "tied_buffers", "expect", "gradient_
 class QueuedStage:
     """A stage whose computations are kernels of a device."""
 
-    def __init__(self, stage: Stage, device: Device) -> None:
+    def __init__(self, stage: Stage, device: Device):
         self._stage, self._device, self.index = stage, device, stage.index
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         if name in KERNELS:
             return partial(self._launch, name)
         if name in MESSAGES:
@@ -40,10 +37,10 @@ class QueuedStage:
             self._device.check()
         return getattr(self._stage, name)
 
-    def _launch(self, name: str, *arguments: Any) -> None:
+    def _launch(self, name: str, *arguments):
         self._device.launch(lambda: getattr(self._stage, name)(*arguments), name)
 
-    def _message(self, name: str, *arguments: Any) -> torch.Tensor | None:
+    def _message(self, name: str, *arguments) -> torch.Tensor | None:
         if MESSAGES[name] and getattr(self._stage, MESSAGES[name]):
             self._launch(name, *arguments)
             return None
@@ -53,14 +50,14 @@ class QueuedStage:
         return message
 
 
-def compute_on(device: Device) -> None:
+def compute_on(device: Device):
     """Let stages that this process builds later compute on `device`."""
     for name in ("recycle.exec.worker.worker", "recycle.exec.launch.torchrun"):
-        module: Any = sys.modules.get(name)
+        module = sys.modules.get(name)
         if module is not None:
             module.build_stages = _queued(module.build_stages, device)
     for name in ("recycle.exec.hooks.saver", "recycle.exec.worker.step_state"):
-        pinning: Any = sys.modules.get(name)
+        pinning = sys.modules.get(name)
         if pinning is not None:
             pinning.on_host = partial(_pinned, device)
 
@@ -71,8 +68,8 @@ def _pinned(device: Device, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _queued(build: Callable[..., dict[int, Stage]], device: Device) -> Callable[..., dict[int, Stage]]:
-    def build_queued(*arguments: Any, **settings: Any) -> dict[int, Stage]:
+    def build_queued(*arguments, **settings):
         built = build(*arguments, **settings)
-        return {index: cast(Stage, QueuedStage(stage, device)) for index, stage in built.items()}
+        return {index: QueuedStage(stage, device) for index, stage in built.items()}
 
     return build_queued

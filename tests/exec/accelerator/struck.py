@@ -1,23 +1,18 @@
 """Simulated accelerators with faults or further requirements: plug-ins that a job names by `named`."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle import Job, RunError, Worker
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.communicators import share_communicators
-from recycle.ir.instruction import Instruction
-from recycle.job import Job
-from recycle.job.shape import Worker
-from tests.exec.accelerator.device import QUEUE, Device, Kernel, Limits
+from tests.exec.accelerator.device import QUEUE, Device, Limits
 from tests.exec.accelerator.transport import Simulated
 
 STRUCK = Worker(1, 1)
@@ -48,18 +43,18 @@ class Full(Simulated):
         return _at(super().open(groups), groups.role, lambda: _slow_down(device))
 
 
-def _slow_down(device: Device) -> None:
+def _slow_down(device: Device):
     """Slow down each of the next computations."""
     launch, remaining = device.launch, SLOW_KERNELS
 
-    def launch_slow(kernel: Kernel, name: str = "") -> None:
+    def launch_slow(kernel, name=""):
         nonlocal remaining
         remaining -= 1
         if remaining <= 0:
-            device.launch = launch  # type: ignore[method-assign]
+            device.launch = launch
         launch(lambda: (time.sleep(SLOW_SECONDS), kernel()), name)
 
-    device.launch = launch_slow  # type: ignore[method-assign]
+    device.launch = launch_slow
 
 
 class Stuck(Simulated):
@@ -73,7 +68,7 @@ class Stuck(Simulated):
 class Demanding(Simulated):
     """Refuses a process without the environment that the transport requires, as NCCL's does."""
 
-    def __init__(self, settings: TransportSettings) -> None:
+    def __init__(self, settings: TransportSettings):
         super().__init__(settings)
         missing = [name for name, value in self.environment.items() if os.environ.get(name) != value]
         if missing:
@@ -84,7 +79,7 @@ class Unplugged(Simulated):
     """All links of one worker break in one iteration; no process ends, and no call raises an error."""
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        def unplug() -> None:
+        def unplug():
             for communicator in self.communicators.held().values():
                 communicator.backend.break_link()
 
@@ -108,7 +103,7 @@ class Waiting(Simulated):
 
 
 class _WaitingDevice(Device):
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: threading.Event):
         event.wait()
 
 
@@ -133,10 +128,10 @@ def _at(transport: GroupTransport, role: Worker, strike: Callable[[], None]) -> 
     """Strike when worker STRUCK begins iteration STRUCK_AT."""
     begin = transport.begin
 
-    def begin_struck(program: Sequence[Instruction], iteration: int) -> None:
+    def begin_struck(program, iteration):
         begin(program, iteration)
         if (role, iteration) == (STRUCK, STRUCK_AT):
             strike()
 
-    transport.begin = begin_struck  # type: ignore[method-assign]
+    transport.begin = begin_struck
     return transport

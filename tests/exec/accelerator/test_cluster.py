@@ -1,25 +1,17 @@
 """The simulated accelerator on several nodes: communicators form on keys that agents serve."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, job
-
-pytestmark = pytest.mark.process
+from tests.exec.runs import job
 
 STEPS = 12
 NODES = {"cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
 
 
 @pytest.fixture
-def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(etcd, tmp_path):
     simulated = job(3, 2, 2, membership={"dead_after": 4.0, "transport": SIMULATED}, **NODES)
     faults = ("--fault", "kill:1.1@4", "--fault", "rejoin:1.1@8")
     started = Cluster(tmp_path, simulated, etcd, tmp_path.name, "--steps", str(STEPS), *faults)
@@ -28,7 +20,7 @@ def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.soak
-def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run) -> None:
+def test_agents_train_through_a_kill_and_a_rejoin(cluster, launch):
     for node in range(3):
         cluster.start(node)
     cluster.finish()

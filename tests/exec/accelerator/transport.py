@@ -3,10 +3,8 @@
 Named in a job, `[membership] transport = "tests.exec.accelerator.transport:Simulated"`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
@@ -66,37 +64,37 @@ class Simulated(LanePlugin):
 class OwnDevice(Simulated):
     """For threads of one process, with a device each."""
 
-    def __init__(self, settings: TransportSettings, device: Device) -> None:
+    def __init__(self, settings: TransportSettings, device: Device):
         self.device_of_thread = device
         super().__init__(settings)
 
-    def take(self) -> Device:  # type: ignore[override]
+    def take(self) -> Device:
         return self.device_of_thread
 
 
 class SimulatedTransport(LaneTransport):
     """One generation of it."""
 
-    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration, accelerator: Device) -> None:
+    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration, accelerator: Device):
         self._accelerator = accelerator
         super().__init__(plugin, groups)
 
-    def _make(self, name: str, rank: int, size: int, ctas: int | None) -> Any:
+    def _make(self, name: str, rank: int, size: int, ctas: int | None):
         seconds = self._settings.limits.form_timeout
         store = PrefixStore(name, self._store)
         return Communicator(self._accelerator, store, rank, size, self._settings.address, seconds, ctas)
 
-    def _has_failed(self, backend: Any) -> bool:
+    def _has_failed(self, backend) -> bool:
         return bool(backend.has_failed())
 
     def _multiprocessors(self) -> int:
         return self._accelerator.limits.multiprocessors
 
-    def _abort(self, groups: Sequence[Any]) -> None:
+    def _abort(self, groups):
         abort_group(groups)
 
     def _mark(self) -> Callable[[], bool]:
         return self._accelerator.reached().is_set
 
-    def _synchronize(self) -> None:
+    def _synchronize(self):
         self._accelerator.synchronize()

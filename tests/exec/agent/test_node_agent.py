@@ -1,19 +1,14 @@
 """An agent passes messages between its processes and the leader, in order, and starts and kills processes."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
-from recycle.exec.gpus import GpuWatch
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
-from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
     AgentMessage,
     Batch,
@@ -40,7 +35,6 @@ from recycle.exec.protocol import (
     Trouble,
     Values,
 )
-from recycle.job.shape import Worker
 from tests.exec.test_links import as_another_user, is_answered, needs_root
 
 SOON = 10.0
@@ -51,19 +45,19 @@ A, B = Worker(0, 0), Worker(0, 1)
 class Processes:
     """Stands for the processes of a node; a test says which of them end."""
 
-    def __init__(self) -> None:
-        self.alive: set[Worker] = set()
-        self.killed: list[Worker] = []
-        self.started: list[Start] = []
-        self._gone: dict[Worker, tuple[str, str]] = {}
+    def __init__(self):
+        self.alive = set()
+        self.killed = []
+        self.started = []
+        self._gone = {}
 
-    def start(self, order: Start) -> None:
+    def start(self, order: Start):
         worker = Worker.parse(order.worker)
         assert worker not in self.alive
         self.alive.add(worker)
         self.started.append(order)
 
-    def ends(self, worker: Worker, how: str) -> None:
+    def ends(self, worker: Worker, how: str):
         self.alive.discard(worker)
         self._gone[worker] = how, f"log of {worker}"
 
@@ -71,7 +65,7 @@ class Processes:
         gone, self._gone = self._gone, {}
         return gone
 
-    def kill(self, worker: Worker) -> None:
+    def kill(self, worker: Worker):
         self.killed.append(worker)
 
     def running(self, worker: Worker) -> bool:
@@ -81,11 +75,11 @@ class Processes:
 class Watch:
     """Stands for the checks of GPUs; a test says which are defective, and when a check ends."""
 
-    def __init__(self) -> None:
-        self.defects: dict[str, str] = {}
+    def __init__(self):
+        self.defects = {}
         self.is_checking, self.checks = False, 0
 
-    def check(self) -> None:
+    def check(self):
         self.checks += 1
 
     def defect(self, place: str) -> str | None:
@@ -95,25 +89,17 @@ class Watch:
 class Node:
     """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
 
-    def __init__(self, tensor_parallel: int) -> None:
-        self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
+    def __init__(self, tensor_parallel: int):
+        self.hub, self.processes, self.drained = Hub(), Processes(), []
         listener, self.address = listen_locally()
-        processes, self.watch = cast(LocalProcesses, self.processes), Watch()
+        self.watch = Watch()
         self.agent = NodeAgent(
-            3,
-            "session",
-            self.hub,
-            HEARTBEAT,
-            tensor_parallel,
-            listener,
-            processes,
-            self._drain,
-            cast(GpuWatch, self.watch),
+            3, "session", self.hub, HEARTBEAT, tensor_parallel, listener, self.processes, self._drain, self.watch
         )
         for worker in (A, B):
             self.agent.obey(Start(str(worker), 0, str(worker), 0))
 
-    def _drain(self, link: Link, message: Drain) -> None:
+    def _drain(self, link: Link, message: Drain):
         self.drained.append(message)
 
     def connect(self) -> Link:
@@ -121,13 +107,13 @@ class Node:
         link.socket.settimeout(SOON)
         return link
 
-    def join(self, member: str, incarnation: int = 0) -> Link:
+    def join(self, member: str, incarnation=0) -> Link:
         link = self.connect()
         link.send(Join(member, incarnation))
         self.serve()
         return link
 
-    def serve(self) -> None:
+    def serve(self):
         while self.hub.dispatch(0.02):
             pass
 
@@ -140,11 +126,9 @@ class Node:
     def batch(self) -> Batch:
         """All that has come until now."""
         self.serve()
-        batch = self.agent.batch()
-        assert batch is not None
-        return batch
+        return self.agent.batch()
 
-    def told(self, link: Link) -> list[Any]:
+    def told(self, link: Link):
         """What has been sent on a link."""
         link.socket.settimeout(0.02)
         try:
@@ -154,7 +138,7 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node():
     node = Node(1)
     yield node
     node.hub.close()
@@ -168,7 +152,7 @@ def beat(count: int) -> Heartbeat:
     return Heartbeat(count, count, False, "1F", 0.5)
 
 
-def test_a_worker_is_not_started_on_a_defective_gpu(node: Node) -> None:
+def test_a_worker_is_not_started_on_a_defective_gpu(node):
     node.processes.ends(A, "killed by SIGKILL")
     assert [ended.how for ended in node.batch().ended] == ["killed by SIGKILL"]
     assert node.watch.checks == 1
@@ -184,26 +168,25 @@ def test_a_worker_is_not_started_on_a_defective_gpu(node: Node) -> None:
     assert [order.incarnation for order in node.processes.started] == [0, 0, 2]
 
 
-def test_a_worker_whose_gpu_becomes_defective_is_asked_to_leave_once(node: Node) -> None:
+def test_a_worker_whose_gpu_becomes_defective_is_asked_to_leave_once(node):
     node.watch.defects = {"0.1": "GPU-b is lost"}
     assert node.batch().said == [FromWorker("0.1", Leaving(0, "GPU-b is lost"), 0)]
     assert node.agent.batch() is None
 
 
-def test_messages_of_a_process_arrive_in_order_before_its_end(node: Node) -> None:
+def test_messages_of_a_process_arrive_in_order_before_its_end(node):
     link = node.join("0.0")
     for number in range(40):
         link.send(Said(Trouble(str(number)), 1))
     link.close()
     node.processes.ends(A, "ended with exit code 1")
     batch = node.agent.batch()  # the end is seen first
-    assert batch is not None
     assert batch.said == [FromWorker("0.0", Trouble(str(number)), 1) for number in range(40)]
     assert batch.ended == [Ended("0.0", 0, "ended with exit code 1", "log of 0.0")]
     assert node.agent.batch() is None
 
 
-def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
+def test_process_of_an_old_incarnation_is_ignored(node):
     node.processes.ends(A, "killed by SIGKILL")
     node.batch()
     node.agent.obey(Start("0.0", 1, "0.0", 4))
@@ -217,7 +200,7 @@ def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
     assert (node.told(old), node.told(new)) == ([], [Stop(1)])
 
 
-def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -> None:
+def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more():
     node = Node(2)
     first, second = node.join("0.0"), node.join("0.0t1")
     first.send(Said(Trouble("before"), 1))
@@ -230,7 +213,7 @@ def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -
     node.hub.close()
 
 
-def test_reports_wait_for_other_processes_without_delaying_other_messages(node: Node) -> None:
+def test_reports_wait_for_other_processes_without_delaying_other_messages(node):
     links = [node.join("0.0"), node.join("0.1")]
     messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
     for link, report in zip(links, messages, strict=True):
@@ -250,7 +233,7 @@ def test_reports_wait_for_other_processes_without_delaying_other_messages(node: 
     assert node.agent.batch(hold=True) == Batch(messages[:1])
 
 
-def test_departures_reach_their_worker_only(node: Node) -> None:
+def test_departures_reach_their_worker_only(node):
     links = [node.join("0.0"), node.join("0.1")]
     for order in (Leave("0.1", 0), Stop(4)):
         node.agent.obey(order)
@@ -258,7 +241,7 @@ def test_departures_reach_their_worker_only(node: Node) -> None:
     assert node.told(links[1]) == [Leave("0.1", 0), Stop(4)]
 
 
-def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_runs(node: Node) -> None:
+def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_runs(node):
     old, new = "generation00000003/world/0", "generation00000004/world/0"
     link = node.connect()
     assert node.ask(link, SetKey(old, b"\xff\0")) == [Values()]
@@ -272,7 +255,7 @@ def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_
     assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
 
 
-def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: Node) -> None:
+def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node):
     order = Start("0.0", 1, "0.1", 4, restored=7)
     for _ in range(2):
         node.agent.obey(order)
@@ -294,7 +277,7 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
 @needs_root
 @pytest.mark.process
 @pytest.mark.parametrize("request_", [Join("0.0", 0), SetKey("name", b"x"), GetKeys(["name"]), Drain("0.0")])
-def test_another_user_of_the_machine_is_neither_heard_nor_answered(node: Node, request_: Any) -> None:
+def test_another_user_of_the_machine_is_neither_heard_nor_answered(node, request_):
     node.agent.obey(propose(4))
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(as_another_user, partial(is_answered, node.address, request_, AgentMessage))

@@ -1,26 +1,22 @@
 """Checkpoints on disk: complete or skipped, without pickles, and readable by any split into stages."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from recycle import JobError
+from recycle import Job, JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
-from recycle.exec.protocol import Commit, StoredFile
-from recycle.job import Job
+from recycle.exec.protocol import Commit
 from recycle.job.manifest import manifest_text
 from tests.exec.drive import run_pipelines, small_job
 from tests.warm import warm_context
@@ -34,7 +30,7 @@ FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
     """Write a complete checkpoint of the stages as they are."""
     folder = checkpoint.folder_of(root, step)
-    files: dict[str, StoredFile] = {}
+    files = {}
     for stage in stages:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
     commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
@@ -45,12 +41,12 @@ def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
 
 
 @pytest.fixture
-def stages() -> list[EmulatedStage]:
+def stages():
     return [EmulatedStage(JOB, index) for index in (0, 1)]
 
 
 @pytest.fixture
-def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
+def root(tmp_path, stages):
     """Checkpoints of steps 4 and 9."""
     for step in (4, 9):
         store(tmp_path, JOB, step, stages)
@@ -58,12 +54,12 @@ def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
 
 
 def newest(root: Path) -> tuple[int | None, list[str]]:
-    warnings: list[str] = []
+    warnings = []
     complete = checkpoint.newest(root, warnings.append)
     return (None if complete is None else complete.manifest.step), warnings
 
 
-def test_complete_checkpoint_has_every_float_of_its_commit(root: Path) -> None:
+def test_complete_checkpoint_has_every_float_of_its_commit(root):
     assert newest(root) == (9, [])
     commit = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.commit
     assert (commit.step, commit.loss, commit.clip_factor, commit.recent[0]) == (9, 1.5, None, 0.25)
@@ -75,17 +71,17 @@ def test_complete_checkpoint_has_every_float_of_its_commit(root: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
-def cut(path: Path) -> None:
+def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path: Path, place: int = -3) -> None:
+def flip(path: Path, place=-3):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(bytes(content))
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGES = {
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "it has no manifest.json"),
     "manifest cut off": (lambda folder: cut(folder / "manifest.json"), "manifest.json: damaged"),
     "manifest not of this kind": (
@@ -101,7 +97,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage: str, root: Path) -> None:
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage, root):
     harm, says = DAMAGES[damage]
     harm(checkpoint.folder_of(root, 9))
     step, warnings = newest(root)
@@ -114,7 +110,7 @@ def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage: str, root: P
     assert len(newest(root)[1]) == 2
 
 
-def test_newer_format_is_refused(root: Path) -> None:
+def test_newer_format_is_refused(root):
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
@@ -122,10 +118,8 @@ def test_newer_format_is_refused(root: Path) -> None:
         newest(root)
 
 
-def test_loading_restores_every_bit_and_unpickles_nothing(
-    root: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_loading_restores_every_bit_and_unpickles_nothing(root, stages, monkeypatch):
+    def refuse(*_, **__):
         raise AssertionError("unpickled")
 
     expected = [stage.digests() for stage in stages]
@@ -138,9 +132,7 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
     assert [stage.digests() for stage in stages] == expected
 
 
-def test_large_state_is_written_in_several_files(
-    tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_state_is_written_in_several_files(tmp_path, stages, monkeypatch):
     monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
     folder = store(tmp_path, JOB, 1, stages)
     names = [f"stage-{stage:04d}-{part}-of-2.safetensors" for stage in (0, 1) for part in (1, 2)]
@@ -154,7 +146,7 @@ def test_large_state_is_written_in_several_files(
 GPT = {"layers": 4, "hidden": 32, "heads": 2, "sequence": 16}
 
 
-def course(job: Job) -> dict[str, Any]:
+def course(job: Job):
     return checkpoint.course(job, None)
 
 
@@ -179,33 +171,31 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
         (course, {"data": {"seed": 2}}, ["[data] seed is 2, there 0"]),
     ],
 )
-def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(
-    facts: Callable[[Job], dict[str, Any]], changed: dict[str, dict[str, Any]], expected: list[str]
-) -> None:
+def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(facts, changed, expected):
     sections = {"model": GPT | changed.pop("model", {}), **changed}
     assert (
         checkpoint.differences(facts(small_job(1, 4, 4, **sections)), facts(small_job(2, 2, 2, model=GPT))) == expected
     )
 
 
-def write_until_killed(root: Path, places: int) -> None:
+def write_until_killed(root: Path, places: int):
     """Write a checkpoint of step 11 in a process that is killed as it puts its file number `places` in place."""
     put = os.replace
 
-    def replace(source: str, target: str) -> None:
+    def replace(source, target):
         nonlocal places
         places -= 1
         if not places:
             os.kill(os.getpid(), signal.SIGKILL)
         put(source, target)
 
-    os.replace = replace  # type: ignore[assignment]
+    os.replace = replace
     store(root, JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)])
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("places", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_killed_writer_leaves_the_previous_checkpoint(places: int, root: Path, stages: list[EmulatedStage]) -> None:
+def test_killed_writer_leaves_the_previous_checkpoint(places, root, stages):
     """The next attempt at the same step is complete."""
     writer = warm_context().Process(target=write_until_killed, args=(root, places))
     writer.start()

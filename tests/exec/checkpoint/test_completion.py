@@ -1,12 +1,8 @@
 """Workers copy and write their parts of checkpoints; the leader's runtime completes, finds and removes them."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -14,10 +10,9 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
 from recycle.exec.emulation import EmulatedStage
-from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
+from recycle.exec.protocol import Commit, GenerationRecord, SavedPart
 from recycle.exec.worker.step_state import StepState
 from recycle.job import Job
 from tests.exec.runs import job
@@ -31,9 +26,9 @@ PLAIN = Commit(1, 0.5, 0.25, 1.0)
 class Run:
     """A 2 x 2 job without processes: its checkpoints, and the savers of its workers."""
 
-    def __init__(self, root: Path, job: Job) -> None:
-        self.job, self.root, self.warnings = job, root, list[str]()
-        self.saved: dict[tuple[int, int], Saved] = {}
+    def __init__(self, root: Path, job: Job):
+        self.job, self.root, self.warnings = job, root, []
+        self.saved = {}
         self._woken = threading.Event()
         self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)
         self.stages = {name: {int(name[2]): EmulatedStage(job, int(name[2]))} for name in LIVE}
@@ -44,9 +39,9 @@ class Run:
         }
         for name, saver in self.savers.items():
             hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
-            saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
+            saver.begin_generation(SimpleNamespace(hosts=hosts))
 
-    def _announce(self, part: SavedPart) -> None:
+    def _announce(self, part: SavedPart):
         self.saved[part.step, part.stage] = part.saved
 
     def commit(self, step: int) -> Commit:
@@ -55,7 +50,7 @@ class Run:
             updates.step(int(name[2]), commit)
         return commit
 
-    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
+    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD):
         for name in names or LIVE:
             self.savers[name].save(record, commit)
         for name in names or LIVE:
@@ -96,13 +91,13 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path):
     started = Run(tmp_path / "checkpoints", job(2, 2, 2, train={"checkpoint_every": 2, "checkpoint_keep": 2}))
     yield started
     started.completion.close()
 
 
-def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -> None:
+def test_checkpoint_has_the_committed_state_while_training_continues(run):
     run.commit(0)
     commit = run.commit(1)
     expected = [run.stages[name][stage].digests() for stage, name in ((0, "0.0"), (1, "1.1"))]
@@ -117,7 +112,7 @@ def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -
     assert [stage.digests() for stage in fresh] == expected
 
 
-def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:
+def test_checkpoint_without_one_of_its_files_is_not_completed(run):
     """An agent may report a part again that the previous leader has removed."""
     run.commit(0)
     commit = run.commit(1)
@@ -129,7 +124,7 @@ def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:
     assert run.steps() == []
 
 
-def test_uncommitted_step_is_never_written(run: Run) -> None:
+def test_uncommitted_step_is_never_written(run):
     run.commit(0)
     commit = run.commit(1)
     for name in LIVE:
@@ -143,26 +138,25 @@ def test_uncommitted_step_is_never_written(run: Run) -> None:
     assert run.complete(commit) == CheckpointCompleted(1)
 
 
-def test_last_checkpoints_are_kept(run: Run) -> None:
+def test_last_checkpoints_are_kept(run):
     assert [run.keep(step).removed for step in (1, 3, 5, 7)] == [set(), set(), {1}, {3}]
     assert run.steps() == [7, 5]
     assert run.completion.kept() == {5, 7}
 
 
-def test_newest_checkpoint_of_a_verified_state_is_kept(run: Run) -> None:
+def test_newest_checkpoint_of_a_verified_state_is_kept(run):
     for step in (1, 3, 5, 7, 9):
         run.keep(step, verified=2)
     assert run.steps() == [9, 7, 1]
 
 
-def test_newest_complete_checkpoint_up_to_a_step_is_found(run: Run) -> None:
+def test_newest_complete_checkpoint_up_to_a_step_is_found(run):
     assert run.find() is None
     for step in (1, 3):
         run.keep(step)
     folder_of(run.root, 5).mkdir()
     assert run.completion.kept() == {1, 3}
     newest = run.find()
-    assert newest is not None
     assert (newest.step, newest.commit.step, newest.commit.checkpoint, newest.has_metrics) == (3, 3, False, False)
     assert len(run.warnings) == 1
     assert run.find(upto=2) == StoredCheckpoint(1, PLAIN, True)
@@ -170,7 +164,7 @@ def test_newest_complete_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find(upto=2) is None
 
 
-def test_rewind_removes_later_checkpoints_after_pending_completions(run: Run) -> None:
+def test_rewind_removes_later_checkpoints_after_pending_completions(run):
     for step in (1, 3):
         run.keep(step)
     run.commit(4)

@@ -1,7 +1,5 @@
 """Runs that resume from a checkpoint: after the loss of a stage, after the end of the launcher, in another shape."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -9,14 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recycle import Job, JobError, RunError, Shape
+from recycle import Job, JobError, Shape
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_resume_point
@@ -25,14 +21,12 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
 from recycle.job import price
 from tests.exec.runs import (
-    Run,
     calm_run,
     events_of,
     figures,
     job,
     lines_of,
     live_workers,
-    processes_writing_below,
 )
 from tests.exec.sharded import require_equal, stored
 from tests.waiting import until
@@ -44,18 +38,16 @@ WHOLE_STAGE = ("kill:0.1@{}", "kill:1.1@{}", "kill:2.1@{}")
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
 
 
-def assert_same_course(run: Path, calm: RunResult) -> None:
+def assert_same_course(run: Path, calm: RunResult):
     """Losses, norms, and the last checkpoint are equal to the last bit."""
     lines = lines_of(run, "metrics")
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
-    assert calm.directory is not None
     last = [folder_of(directory / "checkpoints", len(lines) - 1) for directory in (run, calm.directory)]
     require_equal(*(stored(checkpoint.verify(folder).folder) for folder in last))
 
 
 def copy_of(calm: RunResult, tmp_path: Path) -> Path:
     """Copy a run's directory, to resume it."""
-    assert calm.directory is not None
     return Path(shutil.copytree(calm.directory, tmp_path / "run"))
 
 
@@ -74,22 +66,19 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
 
 
 @pytest.fixture
-def whole(launch: Run) -> RunResult:
+def whole(launch):
     """A GPT, trained for 8 steps."""
     return calm_run(gpt(3, 2, 4), launch, 8)
 
 
 @pytest.fixture
-def part(launch: Run, tmp_path: Path) -> Path:
+def part(launch, tmp_path):
     """The same, ended after 4 steps; its last checkpoint has step 3."""
     return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
-def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(
-    shape: tuple[int, int, int], whole: RunResult, part: Path, launch: Run
-) -> None:
+def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, whole, part, launch):
     resumed = gpt(*shape)
     result = launch(resumed, 8, directory=part, resume=True)
     assert_same_course(part, whole)
@@ -107,10 +96,7 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(
     assert generations[3] < generations[4]
 
 
-@pytest.mark.process
-def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(
-    whole: RunResult, part: Path, launch: Run
-) -> None:
+def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(whole, part, launch):
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
     assert_same_course(part, whole)
     restored = events_of(part, "restored")
@@ -120,32 +106,23 @@ def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(
     assert result.digests["0.1"].keys() == {1}
 
 
-def small(**train: Any) -> Job:
+def small(**train) -> Job:
     return job(3, 2, 2, train={**EVERY, **train}, planner=PLANNER)
 
 
 @pytest.fixture
-def emulated(launch: Run) -> RunResult:
+def emulated(launch):
     """12 emulated steps."""
     return calm_run(small(), launch, 12)
 
 
 @pytest.fixture
-def begun(launch: Run, tmp_path: Path) -> Path:
+def begun(launch, tmp_path):
     """A run of 5 steps, with a checkpoint of step 4."""
     return copy_of(calm_run(small(), launch, 5), tmp_path)
 
 
-@pytest.mark.process
-def test_stage_lost_without_a_checkpoint_ends_the_run(launch: Run, tmp_path: Path) -> None:
-    seldom = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
-    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every = 6"):
-        launch(seldom, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
-    assert [line["step"] for line in lines_of(tmp_path, "metrics")] == [0, 1, 2, 3]
-    assert not processes_writing_below(str(tmp_path))
-
-
-def add_steps(run: Path) -> None:
+def add_steps(run: Path):
     """Steps after the checkpoint, and incomplete lines."""
     last = lines_of(run, "metrics")[-1]
     with (run / "metrics.jsonl").open("a") as stream:
@@ -155,17 +132,16 @@ def add_steps(run: Path) -> None:
         stream.write('{"time": 1, "ki')
 
 
-def damage_checkpoint(run: Path) -> None:
+def damage_checkpoint(run: Path):
     path = folder_of(run / "checkpoints", 4) / "stage-0001-1-of-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
+def leave_out_metrics(run: Path, begin=3, end=4):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:begin] + lines[end:]))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("harm", "restored", "warning"),
     [
@@ -174,9 +150,7 @@ def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
         (leave_out_metrics, 3, "metrics.jsonl is whole up to step 2 only"),
     ],
 )
-def test_damaged_run_resumes_from_its_newest_complete_checkpoint(
-    harm: Callable[[Path], None], restored: int, warning: str | None, begun: Path, emulated: RunResult, launch: Run
-) -> None:
+def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored, warning, begun, emulated, launch):
     harm(begun)
     launch(small(), 12, directory=begun, resume=True)
     assert_same_course(begun, emulated)
@@ -186,8 +160,7 @@ def test_damaged_run_resumes_from_its_newest_complete_checkpoint(
     assert all(str(warning) in message for message in messages)
 
 
-@pytest.mark.process
-def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_refused_resume_changes_nothing(begun, launch, tmp_path):
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
@@ -215,8 +188,7 @@ def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path
         launch(small(), 12, directory=begun, resume=True)
 
 
-@pytest.mark.process
-def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_run_directory_is_locked(begun, launch, tmp_path):
     opened = RunDirectory(tmp_path / "other", small())
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
@@ -229,7 +201,6 @@ def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> No
     opened.close()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
@@ -241,9 +212,7 @@ def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> No
         ({"samples": 72, "end_of_document": 5, "mask_loss": True}, []),
     ],
 )
-def test_resume_with_another_order_of_samples_names_the_key(
-    keys: dict[str, Any], names: list[str], begun: Path
-) -> None:
+def test_resume_with_another_order_of_samples_names_the_key(keys, names, begun):
     """The run started with the samples of 12 steps; the job has 20, and its data another digest."""
     data = {"kind": "gpt-dataset", "path": "a"}
     (begun / "job.toml").write_text(job(3, 2, 2, data=data, train={**EVERY, "steps": 12}).to_toml())
@@ -256,8 +225,7 @@ def test_resume_with_another_order_of_samples_names_the_key(
     assert all(name in str(refused.value) for name in names)
 
 
-@pytest.mark.process
-def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch: Run, tmp_path: Path) -> None:
+def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
     slow = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(slow.to_toml())
     with (tmp_path / "output").open("wb") as output:
@@ -269,9 +237,8 @@ def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch:
     assert_same_course(tmp_path / "run", emulated)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written: bool, launch: Run, tmp_path: Path) -> None:
+def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch, tmp_path):
     """The step's line is written with its evaluation, after the checkpoint."""
     evaluated = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
     calm, run = calm_run(evaluated, launch, 9), tmp_path / "run"
@@ -286,8 +253,7 @@ def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written: bool, l
     assert events_of(run, "warning") == []
 
 
-@pytest.mark.process
-def test_training_continues_on_a_full_disk_with_warnings(launch: Run, tmp_path: Path) -> None:
+def test_training_continues_on_a_full_disk_with_warnings(launch, tmp_path):
     """Files may be a little shorter than a manifest: too short for the trace, the metrics, the events and manifests,
     which name the files of six stages and so are longer than the job."""
     stages = job(1, 6, 2, train=EVERY, planner=PLANNER)
@@ -317,13 +283,12 @@ def test_training_continues_on_a_full_disk_with_warnings(launch: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(3, 3, 1)], ids=str)
-def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape: Shape) -> None:
+def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape):
     workers = list(shape.workers())
     assert reassign(shape, workers[: shape.ranks - 1]) is None
     for count in range(shape.ranks, len(workers) + 1):
         for live in combinations(workers, count):
             assigned = reassign(shape, live)
-            assert assigned is not None
             assert len(set(assigned)) == count
             hosts, before = (
                 [sum(w.rank == rank for w in each) for rank in range(shape.ranks)] for each in (assigned, live)

@@ -1,9 +1,6 @@
 """Checkpoints of shards and of tensor ranks, written once and read into any other shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -73,7 +70,7 @@ def read(job: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_runs_read_checkpoints_of_any_shape(tmp_path: Path) -> None:
+def test_runs_read_checkpoints_of_any_shape(tmp_path):
     plain, other = gpt(5, 2, 1), gpt(3, 1, 1)
     whole = written(trained(plain), tmp_path / "whole")
     parts = written(trained(sharded(plain)), tmp_path / "parts")
@@ -95,7 +92,7 @@ SMALL = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
 @pytest.mark.parametrize(
     "model", [{}, {"tied": True}, {"kind": "mixtral", "config": {"num_moe_experts": 4}}], ids=["gpt", "tied", "mixtral"]
 )
-def test_checkpoint_gives_the_initial_weights_of_any_number_of_stages(model: dict[str, Any], tmp_path: Path) -> None:
+def test_checkpoint_gives_the_initial_weights_of_any_number_of_stages(model, tmp_path):
     before = small_job(1, 2, 2, model=SMALL | model)
     pipeline = build_pipeline(before)
     train(pipeline, 0)
@@ -111,7 +108,7 @@ def test_checkpoint_gives_the_initial_weights_of_any_number_of_stages(model: dic
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> StoredTensors:
+def parts(tmp_path):
     """Tensors [8, 12]: two cut into four along different dimensions, a whole one, and one in two pieces of a shard."""
     whole = torch.arange(96.0).view(8, 12)
     for rank in range(4):
@@ -128,7 +125,7 @@ def parts(tmp_path: Path) -> StoredTensors:
 
 @pytest.mark.parametrize("name", ["rows", "lines", "norm", "pieces"])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_any_share_of_a_tensor_is_read_from_any_parts(parts: StoredTensors, name: str, dimension: int) -> None:
+def test_any_share_of_a_tensor_is_read_from_any_parts(parts, name, dimension):
     whole = torch.arange(96.0).view(8, 12)
     parts.require(name)
     assert torch.equal(parts.whole(name, (8, 12)), whole)
@@ -139,7 +136,7 @@ def test_any_share_of_a_tensor_is_read_from_any_parts(parts: StoredTensors, name
             assert torch.equal(parts.rows(name, (8, 12), dimension, start, start + size // count), share)
 
 
-def test_missing_part_or_other_shape_of_a_tensor_is_named(parts: StoredTensors, tmp_path: Path) -> None:
+def test_missing_part_or_other_shape_of_a_tensor_is_named(parts, tmp_path):
     with pytest.raises(JobError, match=r"pieces has 96 elements, and the model's is"):
         parts.whole("pieces", (8, 13))
     with pytest.raises(JobError, match=r"has no tensor gone$"):

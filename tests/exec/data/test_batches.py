@@ -1,17 +1,14 @@
 """The corpus: reproducible micro-batches, made ahead, and one clear line for unreadable data."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from recycle import JobError, RunError
+from recycle import JobError, RunError, Shape, Worker
 from recycle.exec.data.batches import (
     BLOCK,
     DEFAULT_BYTES,
@@ -26,11 +23,10 @@ from recycle.exec.data.loading import DEPTH, BatchesAhead, load_batches
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
-from recycle.job.shape import Shape, Worker
 from tests.exec.drive import CPU, build_pipeline, small_job
 
 
-def corpus(folder: Path, text: bytes, sequence: int, micro_batch_size: int, seed: int = 0) -> Corpus:
+def corpus(folder: Path, text: bytes, sequence: int, micro_batch_size: int, seed=0) -> Corpus:
     return Corpus(Text(files(folder, text)), sequence, micro_batch_size, seed)
 
 
@@ -41,7 +37,7 @@ def files(folder: Path, *contents: bytes) -> list[Path]:
     return paths
 
 
-def test_batch_depends_only_on_seed_iteration_and_micro_batch(tmp_path: Path) -> None:
+def test_batch_depends_only_on_seed_iteration_and_micro_batch(tmp_path):
     text = bytes(range(256)) * 40
     first, second = (corpus(tmp_path, text, sequence=16, micro_batch_size=3, seed=5) for _ in range(2))
     first.batch(0, 0)
@@ -51,12 +47,12 @@ def test_batch_depends_only_on_seed_iteration_and_micro_batch(tmp_path: Path) ->
     assert not any(torch.equal(first.batch(0, 0)["tokens"], other["tokens"]) for other in others)
 
 
-def test_draw_is_the_same_on_every_machine(tmp_path: Path) -> None:
+def test_draw_is_the_same_on_every_machine(tmp_path):
     tokens, _ = corpus(tmp_path, bytes(range(200)), sequence=4, micro_batch_size=2).batch(7, 3).values()
     assert tokens.tolist() == [[88, 89, 90, 91], [109, 110, 111, 112]]
 
 
-def test_folder_is_read_in_sorted_order_without_binary_files(tmp_path: Path) -> None:
+def test_folder_is_read_in_sorted_order_without_binary_files(tmp_path):
     (tmp_path / "sub").mkdir()
     for name, content in (("b", b"second "), ("a", b"first "), ("sub/c", b"third "), ("binary", b"\0\1\2")):
         (tmp_path / name).write_bytes(content)
@@ -72,9 +68,7 @@ def test_folder_is_read_in_sorted_order_without_binary_files(tmp_path: Path) -> 
         (b"x" * 99, {"vocabulary": 128}, r"\[model\] vocabulary: .* at least 256, got 128"),
     ],
 )
-def test_unusable_text_is_one_clear_line(
-    tmp_path: Path, content: bytes | None, keys: dict[str, int], message: str
-) -> None:
+def test_unusable_text_is_one_clear_line(tmp_path, content, keys, message):
     if content is not None:
         (tmp_path / "text").write_bytes(content)
     with pytest.raises(JobError, match=message) as error:
@@ -82,7 +76,7 @@ def test_unusable_text_is_one_clear_line(
     assert "\n" not in str(error.value)
 
 
-def test_any_range_is_read_across_files(tmp_path: Path) -> None:
+def test_any_range_is_read_across_files(tmp_path):
     parts = [b"first", b"", b"second", b"x", b""]
     text, whole = Text(files(tmp_path, *parts)), b"".join(parts)
     assert len(text) == len(whole)
@@ -91,7 +85,7 @@ def test_any_range_is_read_across_files(tmp_path: Path) -> None:
             assert text.read(start, count) == whole[start : start + count]
 
 
-def test_digest_of_a_long_text_depends_on_length_and_blocks(tmp_path: Path) -> None:
+def test_digest_of_a_long_text_depends_on_length_and_blocks(tmp_path):
     size = DIGESTED_BYTES + 5 * BLOCK
     first, second, third = files(tmp_path, b"", b"", b"")
     for path, length in ((first, size), (second, size + 1), (third, size)):
@@ -103,7 +97,7 @@ def test_digest_of_a_long_text_depends_on_length_and_blocks(tmp_path: Path) -> N
     assert len({Text([path]).digest for path in (first, second, third)}) == 3
 
 
-def test_shortened_or_removed_file_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_shortened_or_removed_file_ends_the_run_with_its_name(tmp_path):
     paths = files(tmp_path, b"first", b"second")
     text = Text(paths)
     paths[1].write_bytes(b"sec")
@@ -122,9 +116,9 @@ class Recorded(TokenRows):
 
     digest = "of nothing"
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.threads: list[str] = []
+    def __init__(self):
+        self.asked = []
+        self.threads = []
 
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
         self.asked.append((iteration, micro_batch))
@@ -132,7 +126,7 @@ class Recorded(TokenRows):
         return torch.tensor([[iteration, micro_batch, 0]])
 
 
-def test_thread_makes_a_few_batches_ahead() -> None:
+def test_thread_makes_a_few_batches_ahead():
     batches = Recorded()
     ahead = BatchesAhead(batches, pinned=False)
     keys = [(step, number) for step in (0, 1) for number in (3, 1, 2)]
@@ -147,18 +141,18 @@ def test_thread_makes_a_few_batches_ahead() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_interpreter_computes_on_batches_made_ahead(recompute: str) -> None:
+def test_interpreter_computes_on_batches_made_ahead(recompute):
     (stage,) = build_pipeline(small_job(1, 1, 3, model={"recompute": recompute, "layers": 1}))
-    batches, threads = stage._data._batches, list[str]()
+    batches, threads = stage._data._batches, []
     rows = batches._rows
 
-    def record(*key: int) -> torch.Tensor:
+    def record(*key):
         threads.append(threading.current_thread().name)
         return rows(*key)
 
-    batches._rows = record  # type: ignore[method-assign]
+    batches._rows = record
     program = one_f_one_b(Shape(1, 1, 3)).program(Worker(0, 0))
-    transport: Any = SimpleNamespace(begin=lambda *_: None)
+    transport = SimpleNamespace(begin=lambda *_: None)
     interpreter = Interpreter({0: stage}, 1, transport, lambda _: None)
     for step in range(2):
         interpreter.begin(program, step)
@@ -168,7 +162,7 @@ def test_interpreter_computes_on_batches_made_ahead(recompute: str) -> None:
     assert HERE not in threads
 
 
-def test_stages_in_the_middle_need_no_data(tmp_path: Path) -> None:
+def test_stages_in_the_middle_need_no_data(tmp_path):
     missing = small_job(1, 4, 2, data={"path": str(tmp_path / "missing.txt")})
     assert list(build_stages(missing, [1, 2], CPU)) == [1, 2]
     for ends in ([0], [3], [2, 3]):
@@ -176,10 +170,10 @@ def test_stages_in_the_middle_need_no_data(tmp_path: Path) -> None:
             build_stages(missing, ends, CPU)
 
 
-def test_only_the_digest_reads_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, real = list[int](), Text.read
+def test_only_the_digest_reads_all_data(monkeypatch):
+    counts, real = [], Text.read
 
-    def read(text: Text, start: int, count: int) -> bytes:
+    def read(text, start, count):
         counts.append(count)
         return real(text, start, count)
 

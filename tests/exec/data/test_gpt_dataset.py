@@ -1,11 +1,7 @@
 """Samples of megatron-core's GPTDataset, in the order of Megatron-LM's loop; and the data of evaluations."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +23,7 @@ SAMPLES = STEPS * D * M * SIZE
 SHAPE = f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n"
 
 
-def toml(**data: Any) -> str:
+def toml(**data) -> str:
     lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in data.items()]
     return (
         f"{SHAPE}[model]\nvocabulary = 100\nsequence = {SEQUENCE}\n"
@@ -36,13 +32,13 @@ def toml(**data: Any) -> str:
     ).replace("'", '"')
 
 
-def batches(**data: Any) -> GptDatasetBatches:
+def batches(**data) -> GptDatasetBatches:
     opened = load_batches(Job.from_toml(toml(**data)))
     assert isinstance(opened, GptDatasetBatches)
     return opened
 
 
-def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int = STEPS) -> None:
+def require_samples(ours: Batches, theirs, names: Sequence[str], steps: int = STEPS):
     """Each micro-batch has megatron-core's samples that Megatron-LM's ranks draw."""
     for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, steps).items():
         batch = ours.batch(iteration, micro_batch)
@@ -60,16 +56,14 @@ def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int
         (["a", "b"], [3.0, 1.0], "1", 1234),
     ],
 )
-def test_every_micro_batch_is_megatron_lms(
-    tmp_path: Path, names: list[str], weights: list[float] | None, split: str, seed: int
-) -> None:
+def test_every_micro_batch_is_megatron_lms(tmp_path, names, weights, split, seed):
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate(names)]
     keys = {"path": prefixes[0]} if len(names) == 1 else {"paths": prefixes, "weights": weights}
     theirs = training_samples(prefixes, weights, split, seed, SEQUENCE, SAMPLES, END)
     require_samples(batches(**keys, split=split, seed=seed), theirs, ("tokens", "labels"))
 
 
-def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
+def test_masks_and_positions_are_megatron_cores(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     flags = {"mask_loss": True, "reset_positions": True, "reset_attention": True}
     ours = batches(path=prefix, split="1", end_of_document=END, **flags)
@@ -82,11 +76,11 @@ def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
     assert torch.equal(batch["attention_mask"], ~attended)
 
 
-def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
+def test_building_a_blend_keeps_torchs_process_groups(tmp_path):
     """In a worker the tensor group exists before the data are loaded, and torch must know it when a peer dies."""
     group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
 
-    def fail(*_: Any) -> Any:
+    def fail(*_):
         raise TransportError("a peer is gone")
 
     group.exchange = fail
@@ -98,7 +92,7 @@ def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_processes_share_the_cached_index(tmp_path: Path) -> None:
+def test_processes_share_the_cached_index(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     with multiprocessing.get_context("fork").Pool(4) as pool:
         first = pool.map(_tokens, [toml(path=prefix, cache=str(tmp_path / "kept"))] * 4)
@@ -113,7 +107,7 @@ def _tokens(job: str) -> list[list[int]]:
     return load_batches(Job.from_toml(job)).batch(1, 2)["tokens"].tolist()
 
 
-def test_lock_of_the_cache_follows_no_link(tmp_path: Path) -> None:
+def test_lock_of_the_cache_follows_no_link(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "cache").mkdir()
     (tmp_path / "important").write_text("important")
@@ -123,9 +117,9 @@ def test_lock_of_the_cache_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "important").read_text() == "important"
 
 
-def test_digest_depends_on_the_order(tmp_path: Path) -> None:
+def test_digest_depends_on_the_order(tmp_path):
     prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
-    keys: list[dict[str, Any]] = [
+    keys = [
         *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
         *({"path": prefix, "split": "1"}, {"paths": [prefix, other], "weights": [1.0, 1.0]}),
         *({"path": prefix, "end_of_document": END, key: True} for key in ("mask_loss", "reset_attention")),
@@ -135,7 +129,7 @@ def test_digest_depends_on_the_order(tmp_path: Path) -> None:
     assert batches(path=prefix).digest == digests[0]
 
 
-def test_run_longer_than_its_order_is_told_the_key_to_set(tmp_path: Path) -> None:
+def test_run_longer_than_its_order_is_told_the_key_to_set(tmp_path):
     ours = batches(path=str(written(tmp_path / "a", 40, 0)))
     with pytest.raises(RunError, match=r"\[data\] samples: iteration 500 needs sample 6001 of \d+"):
         ours.batch(500, 0)
@@ -168,12 +162,12 @@ EVAL = "[eval]\nevery = 1\ndata = "
         (EVAL + '{provider = "json:nothing"}', r'\[eval\] data.provider: json has no "nothing"'),
     ],
 )
-def test_unusable_keys_are_refused_before_a_process_starts(lines: str, message: str) -> None:
+def test_unusable_keys_are_refused_before_a_process_starts(lines, message):
     with pytest.raises(JobError, match=message):
         check_request(Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n{lines}\n"), 3, [], frozenset())
 
 
-def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
+def test_unusable_files_are_one_clear_line(tmp_path):
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "file").touch()
     for keys, message in (
@@ -194,9 +188,9 @@ EVALUATED = 3
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path: Path, named: bool) -> None:
+def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path, named):
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab")]
-    keys: dict[str, Any] = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
+    keys = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
     text = toml(**(keys if not named else {"path": prefixes[0]})) + f"\n[eval]\nevery = 2\nbatches = {EVALUATED}\n"
     if named:
         listed = ", ".join(f"{key} = {value!r}" for key, value in keys.items()).replace("'", '"')
@@ -208,14 +202,14 @@ def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("kind", ["text", "megatron"])
-def test_evaluations_read_other_training_data_in_another_order(tmp_path: Path, kind: str) -> None:
+def test_evaluations_read_other_training_data_in_another_order(tmp_path, kind):
     keys = [f'kind = "{kind}"', "seed = 4"]
     if kind == "megatron":
         keys.append(f'path = "{written(tmp_path / "a", 400, 0)}"')
     data = "\n".join(["[data]", "micro_batch_size = 2", *keys])
     text = f"{SHAPE}[model]\nsequence = 8\n{data}\n[eval]\nevery = 1\n"
 
-    def rows(read: Batches) -> torch.Tensor:
+    def rows(read):
         return torch.cat([read.batch(i, number)["tokens"] for i in range(2) for number in range(D * M)])
 
     trained, ours = load_batches(Job.from_toml(text)), load_evaluation(Job.from_toml(text))

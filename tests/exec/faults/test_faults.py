@@ -1,24 +1,20 @@
 """Faults: their text, refusals, random faults, and the points at which they strike."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
-from recycle import Job, JobError, Shape, Worker
+from recycle import JobError, Shape, Worker, lower
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish
 from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.faults.kinds import FLIPPED, KINDS
 from recycle.exec.transport.formation import FormingStore
 from recycle.ir.families import one_f_one_b
-from recycle.ir.lower import lower
 from tests.exec.runs import job
 
 JOB = job(3, 2, 2)
@@ -34,14 +30,14 @@ JOB = job(3, 2, 2)
         ("flip=gradient,3:1.1t1@4", Fault("flip", Worker(1, 1), 4, argument=3, target="gradient", tensor_rank=1)),
     ],
 )
-def test_text_of_a_fault_is_read_whole(text: str, fault: Fault) -> None:
+def test_text_of_a_fault_is_read_whole(text, fault):
     assert parse_fault(text) == fault
 
 
 @pytest.mark.parametrize(
     "text", ["kill=0.05:0.1@3.undo", "flip=gradient,63:1.1@5", *(kind.example for kind in KINDS.values())]
 )
-def test_fault_prints_as_its_text(text: str) -> None:
+def test_fault_prints_as_its_text(text):
     assert str(parse_fault(text)) == text
 
 
@@ -70,7 +66,7 @@ def test_fault_prints_as_its_text(text: str) -> None:
         ("kill:1.0,1.1@3", "kill strikes one worker; leave out ,1.1"),
     ],
 )
-def test_unreadable_fault_is_refused_with_the_reason(text: str, says: str) -> None:
+def test_unreadable_fault_is_refused_with_the_reason(text, says):
     with pytest.raises(JobError, match=says):
         parse_fault(text)
 
@@ -111,7 +107,7 @@ COMPARED = job(3, 2, 2, integrity={"digests": 1})
         (["flip=gradient:1.1@2", "kill:1.1@6"], "already dead", THREE_COPIES),
     ],
 )
-def test_fault_that_can_never_strike_is_refused(faults: list[str], says: str | None, of_job: Job) -> None:
+def test_fault_that_can_never_strike_is_refused(faults, says, of_job):
     with pytest.raises(JobError, match=says) if says else nullcontext():
         check_faults([parse_fault(text) for text in faults], of_job, 10)
 
@@ -120,7 +116,7 @@ SHAPE = JOB.shape
 
 
 @pytest.mark.parametrize(("mean", "seed"), [(1.0, 1), (4.0, 2), (25.0, 7)])
-def test_random_faults_have_their_mean_distance_and_repeat_with_their_seed(mean: float, seed: int) -> None:
+def test_random_faults_have_their_mean_distance_and_repeat_with_their_seed(mean, seed):
     faults = punish(SHAPE, 20_000, mean, seed)
     assert faults == punish(SHAPE, 20_000, mean, seed) != punish(SHAPE, 20_000, mean, seed + 1)
     assert 19_999 / len(faults) == pytest.approx(mean, rel=0.1)
@@ -129,7 +125,7 @@ def test_random_faults_have_their_mean_distance_and_repeat_with_their_seed(mean:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_faults_can_strike_and_no_stage_loses_its_last_host(seed: int) -> None:
+def test_random_faults_can_strike_and_no_stage_loses_its_last_host(seed):
     absent = frozenset({Worker(1, 1)})
     faults = punish(SHAPE, 2000, 1.5, seed, absent, ["kill", "kill", "kill", "stop", "cut"])
     check_faults(faults, JOB, 2000, absent)
@@ -142,13 +138,13 @@ def test_random_faults_can_strike_and_no_stage_loses_its_last_host(seed: int) ->
         assert all(sum(worker.rank == rank for worker in dead) < 3 for rank in range(2))
 
 
-def test_one_pipeline_cannot_be_punished() -> None:
+def test_one_pipeline_cannot_be_punished():
     with pytest.raises(JobError, match="its death would end the run"):
         punish(Shape(1, 4, 8), 10, 2.0, 0)
 
 
 @pytest.mark.parametrize("text", ["", "often", "0.5", "nan", "20,", "20,1.5", "20,1,2", "1e300"])
-def test_unreadable_punishment_is_refused(text: str) -> None:
+def test_unreadable_punishment_is_refused(text):
     with pytest.raises(JobError, match="expected MEAN_STEPS"):
         parse_punishment(text)
 
@@ -156,8 +152,8 @@ def test_unreadable_punishment_is_refused(text: str) -> None:
 PROGRAM = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
 
 
-def test_delayed_kill_is_claimed_after_its_delay_while_the_worker_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    claimed, slept, go, killed = list[int](), list[float](), threading.Event(), threading.Event()
+def test_delayed_kill_is_claimed_after_its_delay_while_the_worker_continues(monkeypatch):
+    claimed, slept, go, killed = [], [], threading.Event(), threading.Event()
     clock = SimpleNamespace(sleep=lambda seconds: (slept.append(seconds), go.wait()))
     monkeypatch.setattr("recycle.exec.faults.injector.time", clock)  # threads of other tests may sleep, too
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
@@ -171,8 +167,8 @@ def test_delayed_kill_is_claimed_after_its_delay_while_the_worker_continues(monk
     assert (slept, claimed) == ([0.5], [7])
 
 
-def test_nan_spoils_gradients_just_before_the_reduce_and_once_per_run() -> None:
-    granted, spoiled, place = [True, False], list[str](), 0
+def test_nan_spoils_gradients_just_before_the_reduce_and_once_per_run():
+    granted, spoiled, place = [True, False], [], 0
     injector = FaultInjector(
         [(0, parse_fault("nan:1.0@3"))], lambda _: granted.pop(0), lambda: spoiled.append(str(PROGRAM[place]))
     )
@@ -184,10 +180,8 @@ def test_nan_spoils_gradients_just_before_the_reduce_and_once_per_run() -> None:
     assert granted == []
 
 
-def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iterations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
+def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iterations(monkeypatch):
+    slept = []
     monkeypatch.setattr("recycle.exec.faults.injector.time", SimpleNamespace(sleep=slept.append))
     first = [True, False, False]
     faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
@@ -198,14 +192,14 @@ def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iteration
     assert slept == [0.5, 0.5, 0.5, 0.25]
 
 
-def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel: int = 1) -> list[str]:
+def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel=1) -> list[str]:
     """The connection ends that a process receives when the fault strikes."""
-    member: Any = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
+    member = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
     injector = start_injector([fault], tensor_parallel, member, store, lambda: None, lambda target, bit: None)
     return injector.exchange(0, parse_fault(fault), [f"{name}>a", f"{name}>b"])
 
 
-def test_processes_of_a_fault_exchange_the_ends_of_their_connections() -> None:
+def test_processes_of_a_fault_exchange_the_ends_of_their_connections():
     store, names = FormingStore(HashStore(), threading.Event()), ("0.0", "0.0t1", "1.1", "1.1t1")
     with ThreadPoolExecutor(len(names)) as threads:
         ends = list(threads.map(lambda name: exchanged(name, "cut=1.1:0.0@3", store, 2), names))
@@ -213,7 +207,7 @@ def test_processes_of_a_fault_exchange_the_ends_of_their_connections() -> None:
     assert ends[2] == ends[3] == ["0.0>a", "0.0>b", "0.0t1>a", "0.0t1>b"]
 
 
-def test_exchange_of_ends_stops_at_its_deadline_or_with_the_generation() -> None:
+def test_exchange_of_ends_stops_at_its_deadline_or_with_the_generation():
     over = threading.Event()
     assert exchanged("0.0", "cut=1.1:0.0@3", FormingStore(HashStore(), over, 0.01)) == []
     over.set()

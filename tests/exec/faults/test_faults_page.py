@@ -1,13 +1,10 @@
 """The tables of docs/reference/faults.md state what each kind of fault does to a run; each is struck here."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from recycle.exec.faults.kinds import BETWEEN, KINDS, PHASES
-from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import (
     COLUMNS,
     ENDING,
@@ -16,14 +13,13 @@ from tests.exec.fault_matrix import (
     PAGE,
     SCENARIO_HEAD,
     STEPS,
-    Launch,
     limit,
     matrix_row,
     phases,
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run, assert_same_training, calm_run, live_workers
+from tests.exec.runs import assert_same_training, calm_run, live_workers
 
 KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
 LIMITS = {
@@ -42,12 +38,12 @@ LIMITS = {
 
 
 @pytest.fixture
-def strike(launch: Run) -> Launch:
+def strike(launch):
     return lambda faults: launch(JOB, STEPS, *faults)
 
 
 @pytest.fixture
-def reference(launch: Run) -> RunResult:
+def reference(launch):
     """The run without faults."""
     return calm_run(JOB, launch, STEPS)
 
@@ -62,7 +58,7 @@ def without_seconds(cells: list[str]) -> list[str]:
     return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
 
 
-def test_some_kind_strikes_every_phase_on_every_change() -> None:
+def test_some_kind_strikes_every_phase_on_every_change():
     assert {phase for name in ENDING for phase in some_phases(name)} == set(COLUMNS)
 
 
@@ -70,7 +66,7 @@ def test_some_kind_strikes_every_phase_on_every_change() -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "kill" else pytest.param(name, marks=pytest.mark.soak) for name in ENDING]
 )
-def test_kind_of_fault_has_the_effects_of_its_row(name: str, whole: bool, strike: Launch, reference: RunResult) -> None:
+def test_kind_of_fault_has_the_effects_of_its_row(name, whole, strike, reference):
     struck = phases(KINDS[name]) if whole else some_phases(name)
     row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
     (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
@@ -82,12 +78,12 @@ def test_kind_of_fault_has_the_effects_of_its_row(name: str, whole: bool, strike
 
 
 @pytest.mark.soak
-def test_combined_faults_have_the_effects_of_the_page(strike: Launch, reference: RunResult) -> None:
+def test_combined_faults_have_the_effects_of_the_page(strike, reference):
     rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
     assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
 
 
-def test_faults_that_end_no_worker_change_no_bit(strike: Launch, reference: RunResult) -> None:
+def test_faults_that_end_no_worker_change_no_bit(strike, reference):
     faults = [
         "slow=3:1.1@1-2",
         "slow-link=9:0.0,0.1@1-2",
@@ -107,7 +103,7 @@ def test_faults_that_end_no_worker_change_no_bit(strike: Launch, reference: RunR
     assert live[-1] == 6
 
 
-def test_page_has_every_kind_with_its_example_and_limit() -> None:
+def test_page_has_every_kind_with_its_example_and_limit():
     rows = written(KIND_HEAD)
     assert [row[0].strip("`") for row in rows] == list(KINDS)
     for name, example, does, _, at_most, _, losses in rows:
@@ -116,7 +112,7 @@ def test_page_has_every_kind_with_its_example_and_limit() -> None:
         assert at_most == LIMITS.get(name.strip("`"), "0.2")
 
 
-def test_page_has_every_phase_in_order() -> None:
+def test_page_has_every_phase_in_order():
     phases_section = PAGE.read_text().split("\n## Phases\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `([a-z]+)` \|", phases_section, flags=re.MULTILINE)
     assert tuple(listed) == PHASES

@@ -1,18 +1,13 @@
 """Agents are killed while they train: the run continues to the same bits, also without its leader."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import msgspec
 import pytest
@@ -28,7 +23,7 @@ from recycle.exec.protocol import RunInfo
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
-from tests.exec.etcd_server import EtcdServer, keys
+from tests.exec.etcd_server import keys
 from tests.exec.runs import Run, calm_run, job, processes_writing_below
 from tests.waiting import until
 from tests.warm import start_recycle
@@ -36,23 +31,22 @@ from tests.warm import start_recycle
 pytestmark = pytest.mark.process
 
 STEPS = 100
-Start = Callable[..., Cluster]
 MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 CALM = {"dead_after": 60.0, "transport": "auto"}
 
 
-def small(kind: str = "emulated", **sections: dict) -> Job:
+def small(kind="emulated", **sections: dict) -> Job:
     """Three nodes with a pipeline each."""
     given = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
     return job(3, 2, 2, kind=kind, **given | sections)
 
 
 @pytest.fixture
-def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
+def start(etcd, tmp_path):
     """Start all agents of a job."""
-    clusters: list[Cluster] = []
+    clusters = []
 
-    def begin(config: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
+    def begin(config, steps=STEPS, nodes=3, faults=()):
         strikes = [option for fault in faults for option in ("--fault", fault)]
         cluster = Cluster(tmp_path, config, etcd, tmp_path.name, "--steps", str(steps), *strikes)
         clusters.append(cluster)
@@ -66,17 +60,15 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     until(lambda: not processes_writing_below(str(tmp_path / "run")))
 
 
-def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None) -> None:
+def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None):
     cluster.assert_trained_as(calm_run(_with(of or small(), "membership", **CALM), launch, steps))
 
 
-def _with(of: Job, section: str, **keys: Any) -> Job:
+def _with(of: Job, section: str, **keys) -> Job:
     return msgspec.structs.replace(of, **{section: msgspec.structs.replace(getattr(of, section), **keys)})
 
 
-def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
-    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_nodes_die_and_come_back_and_the_losses_stay_the_same(start, launch, etcd, tmp_path):
     """First a node that does not coordinate, which comes back; then the one that does."""
     before = keys(etcd)
     cluster = start(small())
@@ -101,9 +93,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 
 
 @pytest.mark.soak
-def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
-    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(start, launch, etcd, tmp_path):
     """The coordinator's, by SIGTERM to its agent, and it comes back; then a worker of another, which stays out."""
     before = keys(etcd)
     cluster = start(small())
@@ -116,7 +106,7 @@ def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
     assert [event["generation"] for event in cluster.events("coordinator")] == [1]
     cluster.start(first)
     cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
-    reported: list[str] = []
+    reported = []
     drain(tmp_path / "run", f"{(first + 1) % 3}.1", None, reported.append)
     assert reported[-1].startswith(f"worker {(first + 1) % 3}.1 has left after ")
     step = len(cluster.lines("metrics"))
@@ -129,9 +119,7 @@ def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
 
 
 @pytest.mark.soak
-def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(
-    start: Start, launch: Run, etcd: EtcdServer
-) -> None:
+def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(start, launch, etcd):
     before = keys(etcd)
     cluster = start(small())
     cluster.reach_step(3)
@@ -152,7 +140,7 @@ def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(
 
 
 @pytest.mark.soak
-def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start: Start, launch: Run, tmp_path: Path) -> None:
+def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start, launch, tmp_path):
     cluster = start(small(train={"checkpoint_every": 4}))
     cluster.reach_step(9)
     pids = [processes_writing_below(str(tmp_path / "run" / "logs" / f"{k}.1.log"))[0] for k in range(3)]
@@ -175,7 +163,7 @@ def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start: Start, l
 
 
 @pytest.mark.soak
-def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
+def test_faults_strike_under_agents_and_the_losses_stay_the_same(start, launch):
     """A kill in an evaluation, a connection cut between two nodes, and a worker's fault on itself.
 
     Of the connection each of the nodes silences its end.
@@ -202,13 +190,13 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
     return {event["worker"]: event["step"] for event in cluster.events("rejoined")}
 
 
-def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch):
     resolve = socket.getaddrinfo
 
-    def resolved(host: str, *options: object, **more: object) -> object:
+    def resolved(host, *options, **more):
         if host == "gone":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(host, *options, **more)  # type: ignore[arg-type]
+        return resolve(host, *options, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     assert own_address(parse_endpoints("etcd://gone:2379,127.0.0.1:2379")) == "127.0.0.1"
@@ -231,13 +219,7 @@ def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.M
         (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
-def test_a_request_that_cannot_work_is_refused_in_one_line(
-    options: tuple[str, ...],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_request_that_cannot_work_is_refused_in_one_line(options, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     (tmp_path / "job.toml").write_text(job(3, 2, 2, cluster={"workers_per_node": 2}).to_toml())
@@ -245,9 +227,7 @@ def test_a_request_that_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_agent_started_after_the_end_of_the_run_exits_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_agent_started_after_the_end_of_the_run_exits_at_once(tmp_path, monkeypatch, capsys):
     """It needs no store for that; a directory of another job or with fewer steps is for the store to judge."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -268,20 +248,18 @@ def test_agent_started_after_the_end_of_the_run_exits_at_once(
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
 
 
-def test_agent_that_selects_another_transport_is_refused(tmp_path: Path) -> None:
+def test_agent_that_selects_another_transport_is_refused(tmp_path):
     request = request_run(small(), planner=plan_for_training)
     request = replace(request, findings=Findings(transport="gloo"))
     digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
     info = RunInfo(identity="", job=digest, steps=request.steps, faults=[], started=0.0, transport="nccl")
-    election = cast(Election, SimpleNamespace(run=lambda: info))
+    election = SimpleNamespace(run=lambda: info)
     with pytest.raises(JobError, match="node 1: run 'mine' uses the transport nccl, this node selects gloo"):
         open_agreed_directory(request, election, node=1, run="mine", path=tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(
-    start: Start, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(start, etcd, tmp_path):
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
     (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())

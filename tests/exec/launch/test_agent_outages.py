@@ -1,11 +1,7 @@
 """A frozen etcd or the loss of a member costs no worker, and the losses stay the same."""
 
-from __future__ import annotations
-
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,27 +17,24 @@ LIMITS = {"dead_after": 6.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 """The shortest term that etcd grants: each outage longer than it ends the leases of all agents."""
 
 
-def three_nodes(**limits: object) -> Job:
+def three_nodes(**limits) -> Job:
     given = {"membership": {**LIMITS, **limits}, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
     return job(3, 2, 2, **given)
 
 
 @pytest.fixture
-def members(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
+def members(needs_etcd, tmp_path):
     cluster = EtcdServer(tmp_path, [LOOPBACK] * 3)
     yield cluster
     cluster.end()
 
 
-Start = Callable[[Job, EtcdServer], Cluster]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     """Start the agents of three nodes."""
-    clusters: list[Cluster] = []
+    clusters = []
 
-    def begin(config: Job, server: EtcdServer) -> Cluster:
+    def begin(config, server):
         clusters.append(Cluster(tmp_path, config, server, "run", "--steps", str(STEPS)))
         for node in range(3):
             clusters[-1].start(node)
@@ -52,26 +45,26 @@ def start(tmp_path: Path) -> Iterator[Start]:
         cluster.end()
 
 
-def assert_nobody_was_lost(cluster: Cluster, launch: Run) -> None:
+def assert_nobody_was_lost(cluster: Cluster, launch: Run):
     cluster.assert_trained_as(calm_run(three_nodes(dead_after=60.0), launch, STEPS))
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {6}
     assert not cluster.events("detected")
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
-def go_on(cluster: Cluster) -> None:
+def go_on(cluster: Cluster):
     """Wait until more steps are committed."""
     cluster.reach_step(len(cluster.lines("metrics")) + 2)
 
 
-def stop(server: EtcdServer, seconds: float) -> None:
+def stop(server: EtcdServer, seconds: float):
     server.freeze()
     time.sleep(seconds)
     server.thaw()
 
 
 @pytest.mark.soak
-def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: Start, launch: Run) -> None:
+def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd, start, launch):
     """For less than a term, for longer, and for so long that every request of the time before has been given up."""
     cluster = start(three_nodes(), own_etcd)
     cluster.reach_step(2)
@@ -83,7 +76,7 @@ def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: St
 
 
 @pytest.mark.soak
-def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd: EtcdServer, start: Start, tmp_path: Path) -> None:
+def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd, start, tmp_path):
     cluster = start(three_nodes(store_timeout=2.0), own_etcd)
     cluster.reach_step(2)
     own_etcd.kill()
@@ -96,9 +89,7 @@ def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd: EtcdServer, s
 
 
 @pytest.mark.soak
-def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
-    members: EtcdServer, start: Start, launch: Run
-) -> None:
+def test_elections_and_members_that_die_cost_no_worker_and_no_loss(members, start, launch):
     cluster = start(three_nodes(lease=6), members)
     cluster.reach_step(2)
     first = members.leader()
@@ -113,9 +104,7 @@ def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
 
 
 @pytest.mark.soak
-def test_briefly_frozen_agent_loses_the_role_and_keeps_its_workers(
-    own_etcd: EtcdServer, start: Start, launch: Run
-) -> None:
+def test_briefly_frozen_agent_loses_the_role_and_keeps_its_workers(own_etcd, start, launch):
     """Its lease ends, and with it the role, which another agent takes."""
     cluster = start(three_nodes(lease=4), own_etcd)
     cluster.reach_step(2)

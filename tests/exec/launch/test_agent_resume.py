@@ -1,15 +1,10 @@
 """`--resume` continues from the run directory after all agents and their etcd have ended."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -21,7 +16,7 @@ REFUSED = 2
 
 
 @pytest.fixture
-def parts(needs_etcd: None, tmp_path: Path) -> Iterator[list[Cluster]]:
+def parts(needs_etcd, tmp_path):
     """The agents of two nodes twice, each time with a fresh etcd."""
     servers = []
     for name in ("first", "second"):
@@ -37,14 +32,12 @@ def last_checkpoint(cluster: Cluster) -> int:
     return max((event["step"] for event in cluster.events("checkpoint")), default=-1)
 
 
-def kill_all(cluster: Cluster) -> None:
+def kill_all(cluster: Cluster):
     for node in NODES:
         cluster.kill(node)
 
 
-def test_agents_resume_with_an_empty_store_and_with_the_store_kept(
-    parts: list[Cluster], launch: Run, tmp_path: Path
-) -> None:
+def test_agents_resume_with_an_empty_store_and_with_the_store_kept(parts, launch, tmp_path):
     first, second = parts
     for node in NODES:
         first.start(node)
@@ -80,7 +73,7 @@ def test_agents_resume_with_an_empty_store_and_with_the_store_kept(
     assert second.events("restored")[1]["step"] > restored["step"] >= 4
 
 
-def test_resume_begins_a_run_in_an_empty_directory_and_keeps_other_runs_out_of_it(parts: list[Cluster]) -> None:
+def test_resume_begins_a_run_in_an_empty_directory_and_keeps_other_runs_out_of_it(parts):
     first, second = parts
     for node in NODES:
         first.start(node, "--resume")

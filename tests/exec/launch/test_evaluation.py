@@ -1,10 +1,7 @@
 """Evaluations between iterations: through faults, stops and take-overs to the bits of the calm run."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import pytest
 
@@ -13,9 +10,7 @@ from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import FAMILIES
 from recycle.runs.logs import load_trace
-from tests.exec.runs import Run, job, kinds
-
-pytestmark = pytest.mark.process
+from tests.exec.runs import job, kinds
 
 STEPS = 8
 EVERY_OTHER = {"every": 2, "batches": 3}
@@ -24,11 +19,11 @@ MODES = {"staggered": {"clip": 1e9}, "barrier": {"clip": 1e-3}}
 """`[train]` by whose clipping limit all iterations but the first step so."""
 
 
-def small(kind: str = "emulated", **sections: Any) -> Job:
+def small(kind="emulated", **sections) -> Job:
     return job(3, 2, 2, kind=kind, eval=EVERY_OTHER, **sections)
 
 
-def assert_same(struck: RunResult, calm: RunResult) -> None:
+def assert_same(struck: RunResult, calm: RunResult):
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
     for worker, digests in struck.digests.items():
@@ -36,7 +31,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
 
 
 @pytest.mark.parametrize("mode", ["staggered", pytest.param("barrier", marks=pytest.mark.soak)])
-def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -> None:
+def test_workers_that_die_in_evaluations_change_no_bit(launch, mode):
     config = small(train=MODES[mode])
     calm, struck = launch(config, STEPS), launch(config, STEPS, *KILLED)
     assert_same(struck, calm)
@@ -49,7 +44,7 @@ def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -
 
 
 @pytest.mark.parametrize("family", [pytest.param("1f1b", marks=pytest.mark.soak), "interleaved"])
-def test_evaluation_after_deaths_has_the_bits_of_one_process(launch: Run, family: str) -> None:
+def test_evaluation_after_deaths_has_the_bits_of_one_process(launch, family):
     chunks = 2 if family == "interleaved" else 1
     config = job(
         3,
@@ -70,17 +65,7 @@ def test_evaluation_after_deaths_has_the_bits_of_one_process(launch: Run, family
     assert all(math.isfinite(loss) for loss in struck.evaluations.values())
 
 
-def test_evaluation_uses_the_state_of_its_step(launch: Run) -> None:
-    """The emulated stage has a part of its state in the losses: it saw that of the step, whatever died."""
-    calm = launch(job(2, 1, 2, eval={"every": 3, "batches": 2}), STEPS)
-    assert sorted(calm.evaluations) == [2, 5, 7]
-    for steps in (3, 6):
-        shorter = launch(job(2, 1, 2, eval={"every": 3, "batches": 2}), steps)
-        assert shorter.evaluations == {step: loss for step, loss in calm.evaluations.items() if step < steps}
-        assert shorter.losses == calm.losses[:steps]
-
-
-def test_training_has_the_bits_of_a_run_without_evaluations(launch: Run) -> None:
+def test_training_has_the_bits_of_a_run_without_evaluations(launch):
     config = small(train={"clip": 1e9})
     without = launch(job(3, 2, 2, train={"clip": 1e9}), STEPS)
     evaluated = launch(config, STEPS)
@@ -90,7 +75,7 @@ def test_training_has_the_bits_of_a_run_without_evaluations(launch: Run) -> None
     assert not any("eval_loss" in line for line in without.metrics)
 
 
-def test_stage_lost_in_an_evaluation_is_restored_and_evaluated(launch: Run) -> None:
+def test_stage_lost_in_an_evaluation_is_restored_and_evaluated(launch):
     config = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
     lost = [f"kill:{pipeline}.1@11.evaluation" for pipeline in range(3)]  # long after a checkpoint is complete
     struck, calm = launch(config, 14, *lost), launch(config, 14)
@@ -100,19 +85,16 @@ def test_stage_lost_in_an_evaluation_is_restored_and_evaluated(launch: Run) -> N
     assert [line["step"] for line in struck.metrics] == list(range(14))
 
 
-def test_trace_holds_evaluations_and_iterations(launch: Run) -> None:
+def test_trace_holds_evaluations_and_iterations(launch):
     config = small(train={"clip": 1e9})
     struck = launch(config, 4, "kill:1.1@1.evaluation")
-    assert struck.directory is not None
     trace = load_trace(struck.directory, config.shape)
     assert trace.steps == [0, 1, 2, 3]
-    assert trace.evaluations is not None
     assert trace.evaluations.steps == [1, 3]
     assert (trace.batch == -1).all()
     assert len(trace.evaluations.generations_of(1)) == 2
     for step in (1, 3):
         ran = trace.evaluation(step)
-        assert ran is not None
         computed = [str(ran.instruction(row)) for row in range(len(ran)) if ran.end[row] > ran.start[row]]
         forwards = [f"{stage}F{pipeline}.{j}" for stage in range(2) for pipeline in range(3) for j in range(2)]
         assert sorted(text for text in computed if "_" not in text) == sorted(3 * forwards)

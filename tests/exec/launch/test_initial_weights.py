@@ -1,10 +1,7 @@
 """Runs that start from an imported model, through failures, and what is exported of them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,17 +12,15 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.launch.trackers import Observer
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
-from tests.exec.runs import Run, kinds
+from tests.exec.runs import kinds
 from tests.hugging_face.written import hub_model, logits_of, our_logits
 from tests.tokens.tokenizers import saved_tokenizer
-
-pytestmark = pytest.mark.process
 
 TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
 WITHIN = 1e-5
 
 
-def imported(name: str, folder: Path, **changes: Any) -> Path:
+def imported(name: str, folder: Path, **changes) -> Path:
     """A checkpoint with a tokenizer of 300 tokens."""
     hub_model(name, vocab_size=320, **changes).save_pretrained(folder / "model")
     saved_tokenizer(folder / "model")
@@ -33,7 +28,7 @@ def imported(name: str, folder: Path, **changes: Any) -> Path:
     return folder / "weights"
 
 
-def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: int = 1) -> Job:
+def job_of(weights: Path, pipelines=1, ranks=1, tensor_parallel=1) -> Job:
     path = weights.parent / "job.toml"
     path.write_text(
         f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = 2\ntensor_parallel = {tensor_parallel}\n"
@@ -43,7 +38,7 @@ def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: i
     return Job.load(path)
 
 
-def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
+def exported_logits_are_ours(checkpoint: Path, folder: Path):
     result = export_model(checkpoint, folder / "exported")
     assert "tokenizer.json" in result.carried
     other = logits_of(folder / "exported", TOKENS)
@@ -54,15 +49,15 @@ def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
 class Forgetful(Observer):
     """Removes the weights after the first step: no process may need them after the start."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path):
         self._weights = weights
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         shutil.rmtree(self._weights, ignore_errors=True)
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen 3", marks=pytest.mark.soak), "mixtral"])
-def test_export_after_a_kill_has_the_logits_of_our_stages(launch: Run, name: str, tmp_path: Path) -> None:
+def test_export_after_a_kill_has_the_logits_of_our_stages(launch, name, tmp_path):
     weights = imported(name, tmp_path)
     job = job_of(weights, 2, 2)
     calm = run(one_f_one_b(job.shape), job, steps=10)
@@ -74,7 +69,7 @@ def test_export_after_a_kill_has_the_logits_of_our_stages(launch: Run, name: str
     exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000009", tmp_path)
 
 
-def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Path) -> None:
+def test_resumed_run_does_not_need_its_initial_weights(launch, tmp_path):
     weights = imported("qwen 2", tmp_path)
     job = job_of(weights, 1, 2)
     schedule = one_f_one_b(job.shape)
@@ -88,7 +83,7 @@ def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Pa
         train(job, tmp_path / "again", steps=6, schedule=schedule)
 
 
-def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch: Run, tmp_path: Path) -> None:
+def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch, tmp_path):
     weights = imported("qwen 3", tmp_path)
     alone = run(one_f_one_b(job_of(weights).shape), job_of(weights), steps=2)
     result = launch(job_of(weights, 1, 2, tensor_parallel=2), 2, directory=tmp_path / "run")

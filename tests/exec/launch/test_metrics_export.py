@@ -1,16 +1,13 @@
 """Real runs export their metrics: scraped over HTTP while they train, and sent to an OpenTelemetry collector."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -22,7 +19,7 @@ from recycle.exec.launch.trackers import MetricsExport, Observer, Trackers
 from recycle.runs.exporter import exposition
 from recycle.runs.metrics import RUN_METRICS
 from recycle.runs.read_report import RunReader
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 from tests.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -68,12 +65,12 @@ def value(found: Samples, name: str, **labels: str) -> float:
 class Scraping(Observer):
     """Scrapes when a step was committed, before the next one can be."""
 
-    def __init__(self, port: int, step: int) -> None:
+    def __init__(self, port: int, step: int):
         self._port, self._step = port, step
-        self.found: Samples = {}
-        self.line: Mapping[str, Any] = {}
+        self.found = {}
+        self.line = {}
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         if line["step"] == self._step:
             self.found, self.line = scrape_once_served(self._port), line
 
@@ -81,15 +78,15 @@ class Scraping(Observer):
 class Collector:
     """An OpenTelemetry collector; `sent` has the last value of each metric with its attributes."""
 
-    def __init__(self) -> None:
-        self.sent: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    def __init__(self):
+        self.sent = {}
 
-    def take(self, body: bytes) -> None:
+    def take(self, body: bytes):
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
             for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
-                data: Any = metric.sum if metric.HasField("sum") else metric.gauge
+                data = metric.sum if metric.HasField("sum") else metric.gauge
                 for point in data.data_points:
                     labels = {each.key: each.value.string_value for each in point.attributes if each.key != "run"}
                     self.sent[metric.name, frozenset(labels.items())] = point.as_double
@@ -98,7 +95,7 @@ class Collector:
 @contextmanager
 def serving(collector: Collector) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             assert self.path == "/v1/metrics"
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -109,7 +106,7 @@ def serving(collector: Collector) -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             return
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -119,7 +116,7 @@ def serving(collector: Collector) -> Iterator[str]:
     server.server_close()
 
 
-def test_metrics_of_a_real_run_are_its_report(launch: Run) -> None:
+def test_metrics_of_a_real_run_are_its_report(launch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     port, collector = free_port(), Collector()
     scraping = Scraping(port, 4)
@@ -137,7 +134,6 @@ def test_metrics_of_a_real_run_are_its_report(launch: Run) -> None:
     assert value(live, "recycle_rank_live_workers", rank="1") == 1
     assert value(live, "recycle_events_total", kind="detected") == 1
     assert value(live, "recycle_events_total", kind="restored") == 0
-    assert run.directory is not None
     record, again = RunReader(run.directory).read(), free_port()
     export = MetricsExport(job(2, 2, 2, kind="emulated", logging={"prometheus": again}), run.directory)
     export.start(0)
@@ -164,9 +160,9 @@ def test_metrics_of_a_real_run_are_its_report(launch: Run) -> None:
     assert math.isclose(collector.sent["recycle_loss", frozenset()], run.losses[-1])
 
 
-def test_port_in_use_is_a_warning_and_training_continues(tmp_path: Path) -> None:
+def test_port_in_use_is_a_warning_and_training_continues(tmp_path):
     (tmp_path / "logs").mkdir()
-    warned: list[str] = []
+    warned = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         trackers = Trackers(job(2, 2, 2, logging={"prometheus": port}), tmp_path, 0, warned.append)
@@ -178,7 +174,7 @@ def test_port_in_use_is_a_warning_and_training_continues(tmp_path: Path) -> None
     assert f"127.0.0.1:{port}: Address already in use" in warned[0]
 
 
-def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path: Path) -> None:
+def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path):
     (tmp_path / "logs").mkdir()
     port = free_port()
     config = job(2, 2, 2, logging={"prometheus": port})

@@ -1,11 +1,8 @@
 """Layers move in a running job: micro-batches are re-routed at once, layers move later; all bits stay the same."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,8 +21,6 @@ from tests.exec.accelerator.transport import Simulated
 from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
 from tests.exec.sharded import last_checkpoint, require_equal, require_same_run, sharded
 
-pytestmark = pytest.mark.process
-
 STEPS = 24
 BACK = STEPS - 4
 CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
@@ -34,11 +29,11 @@ CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
 def elastic(
     pipelines: int,
     ranks: int,
-    kind: str = "emulated",
+    kind="emulated",
     steps: int = STEPS,
     every: int | None = None,
-    chunks: int = 1,
-    **model: Any,
+    chunks=1,
+    **model,
 ) -> PricedJob:
     """A job of eight layers, slow enough for a layout to be planned while it trains."""
     more = {"seconds_per_unit": 0.01} if kind == "emulated" else {"hidden": 32, "heads": 2, "sequence": 16}
@@ -62,11 +57,11 @@ class AwaitsLayout(Observer):
         stop: is set once a worker stands still.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._pause = 0.0
         self.stop = threading.Event()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event):
         if event["kind"] == "detected":
             self._pause = 0.25
         elif event["kind"] == "layout":
@@ -74,7 +69,7 @@ class AwaitsLayout(Observer):
         elif event["kind"] == "fault" and event.get("fault", "").startswith("stall"):
             self.stop.set()
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         """The answer is taken up with a commit, so each of them waits a little longer for it; a minute in all."""
         time.sleep(self._pause)
         self._pause = min(8.0, 2 * self._pause)
@@ -89,7 +84,7 @@ def calm_of(config: PricedJob, launch: Run) -> RunResult:
     return calm_run(still, launch, config.train.checkpoint_every)
 
 
-def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
     calm = calm_of(config, launch)
     if config.train.sharded_optimizer and config.grid.tensor_parallel > 1:
         assert figures(result) == figures(calm)
@@ -102,7 +97,7 @@ def moved(result: RunResult) -> list[int]:
     return sorted({event["step"] for event in of_kind(result, "moved")})
 
 
-def layouts(result: RunResult) -> list[dict[str, Any]]:
+def layouts(result: RunResult):
     return of_kind(result, "layout")
 
 
@@ -136,7 +131,7 @@ class Scenario:
         return sharded(config) if is_sharded else config
 
 
-def row(name: str, *given: Any, states: str = "whole sharded", runs: bool = False, **more: Any) -> list[Any]:
+def row(name: str, *given, states="whole sharded", runs=False, **more):
     """A parameter (scenario, whether the optimizer is sharded) for each of these states."""
     marks = [pytest.mark.slow] if runs else [pytest.mark.slow, pytest.mark.soak]
     return [
@@ -185,7 +180,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("scenario", "is_sharded"), [parameter for rows in ROWS for parameter in rows])
-def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, launch: Run) -> None:
+def test_layers_move_and_no_bit_changes(scenario, is_sharded, launch):
     config = scenario.job(is_sharded)
     faults, steps = scenario.faults.split(), config.train.checkpoint_every
     result = launch(config, steps, *faults, observer=AwaitsLayout())
@@ -210,7 +205,7 @@ def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, la
 
 
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
-def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: int) -> None:
+def test_killed_re_routed_moved_re_joined_and_moved_back(launch, chunks):
     """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
     config = elastic(3, 2, chunks=chunks)
     struck = launch(config, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
@@ -231,7 +226,7 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: in
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: str) -> None:
+def test_differing_hosts_restore_a_state_from_before_a_move(launch, kind):
     """The flip at 13 shows before everything was replayed, so the initial state and layout are restored.
 
     No worker is fenced: layer 0 has two hosts in the present layout.
@@ -248,7 +243,7 @@ def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: s
 
 @pytest.mark.soak
 @CHUNKS
-def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path, chunks: int) -> None:
+def test_a_checkpoint_of_one_layout_is_read_into_another(launch, tmp_path, chunks):
     config = elastic(3, 2, chunks=chunks)
     own = plan(config, [Worker(1, 1)], seconds=3.0).schedule
     twice = launch(config, 2 * STEPS)
@@ -261,7 +256,7 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded: bool, launch: Run, tmp_path: Path) -> None:
+def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded, launch, tmp_path):
     """Layers move back at step 20, where a worker that sends some of them stalls."""
     config = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
     calm = launch(config, 20)

@@ -1,10 +1,5 @@
 """Runs with other optimizers than AdamW, and with groups of parameters: the bits of calm runs, and refusals."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,7 +15,7 @@ from recycle.ir.lower import with_barrier
 from recycle.job.sections import GroupSection, RotaryScaling
 from recycle.megatron.conversion import export_model
 from tests.exec.drive import small_job
-from tests.exec.runs import Run, figures, job, kinds
+from tests.exec.runs import figures, job, kinds
 from tests.exec.sharded import joined, require_equal, stored
 
 GROUPS = [
@@ -36,13 +31,13 @@ class SignOfMomentum(Optimizer):
 
     state = ("momentum",)
 
-    def step(self, update: Update) -> None:
+    def step(self, update: Update):
         (momentum,) = update.state
         momentum.lerp_(update.gradient, 1 / (1 + float(update.steps)))
         update.parameter.mul_(1 - update.rate * update.weight_decay).sub_(momentum.sign(), alpha=update.rate)
 
 
-MIXED_OPTIMIZERS: dict[str, Any] = {
+MIXED_OPTIMIZERS = {
     "clip": 0.5,
     "optimizer": f"{__name__}:SignOfMomentum",
     "groups": [
@@ -57,10 +52,7 @@ def muon(pipelines: int, ranks: int, micro_batches: int) -> Job:
     return job(pipelines, ranks, micro_batches, kind="gpt", model={"layers": 4}, train=train)
 
 
-@pytest.mark.process
-def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_another_shape(
-    launch: Run, tmp_path: Path
-) -> None:
+def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_another_shape(launch, tmp_path):
     directory = tmp_path / "run"
     struck = launch(muon(2, 2, 2), 5, "kill:1.1@1", "rejoin:1.1@2", "kill:0.0@3.step", directory=directory)
     assert [kinds(struck).count(kind) for kind in ("detected", "rejoined", "recovered")] == [2, 1, 2]
@@ -82,7 +74,7 @@ def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_ano
         launch(job(1, 2, 4, kind="gpt", model={"layers": 4}), 9, directory=directory, resume=True)
 
 
-def test_groups_change_the_parameters_they_name_only() -> None:
+def test_groups_change_the_parameters_they_name_only():
     """A group without a rate leaves its parameters as they were."""
     fixed = GroupSection(["decoder.layers.2.*", "*word_embeddings*"], learning_rate_scale=0.0)
     before, after = (
@@ -99,7 +91,7 @@ def test_groups_change_the_parameters_they_name_only() -> None:
     assert names - changed == {name for name in names if ".layers.2." in name or "word_embeddings" in name}
 
 
-def stages_of(run: LocalRun) -> list[Any]:
+def stages_of(run: LocalRun):
     return [stage for stages in run.stages.values() for stage in stages.values()]
 
 
@@ -115,13 +107,13 @@ def stages_of(run: LocalRun) -> list[Any]:
         ({"optimizer": "torch.optim:Lyon"}, 'torch.optim has no "Lyon"'),
     ],
 )
-def test_optimizers_that_cannot_work_are_refused_before_the_run(keys: dict[str, Any], message: str) -> None:
+def test_optimizers_that_cannot_work_are_refused_before_the_run(keys, message):
     tested = small_job(2, tensor_parallel=1 if len(keys) > 1 else 2, train=keys)
     with pytest.raises(JobError, match=rf"^\[train\] optimizer: {message}"):
         check_request(tested, 1, (), frozenset())
 
 
-def test_patterns_must_match_a_parameter_of_any_layer() -> None:
+def test_patterns_must_match_a_parameter_of_any_layer():
     """A model of four layers, with its head; the message names what the pattern resembles."""
     right = GroupSection(["decoder.layers.3.*", "output_layer.weight"], weight_decay=0.0)
     layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": [0, 0, 1, 0]}}

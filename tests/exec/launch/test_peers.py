@@ -1,18 +1,15 @@
 """The leader's listening socket: agents connect, reconnect and leave; strangers delay no agent."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
 
 import pytest
 
 from recycle.exec.launch.peers import AgentServer
-from recycle.exec.launch.runtime import LeaderRuntime, Peer
+from recycle.exec.launch.runtime import Peer
 from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.protocol import (
     Batch,
@@ -36,9 +33,9 @@ BATCH = Batch([FromWorker("0.0", Trouble("broke"), 1)])
 class Runtime:
     """Stands for the leader's runtime; it has a place for one agent of each node."""
 
-    def __init__(self) -> None:
-        self.agents: dict[int, Peer] = {}
-        self.log: list[tuple[Any, ...]] = []
+    def __init__(self):
+        self.agents = {}
+        self.log = []
 
     def connect_agent(self, peer: Peer, hello: Hello) -> bool:
         if hello.node in self.agents:
@@ -48,35 +45,34 @@ class Runtime:
         self.log.append(("greet", hello.node, hello.session))
         return True
 
-    def disconnect_agent(self, node: int, peer: Peer) -> None:
+    def disconnect_agent(self, node: int, peer: Peer):
         assert self.agents.pop(node) is peer
         self.log.append(("part", node))
 
-    def take(self, node: int, batch: Batch) -> None:
+    def take(self, node: int, batch: Batch):
         self.log.append(("take", node, batch))
 
-    def close(self) -> None:
+    def close(self):
         self.log.append(("close",))
 
-    def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
+    def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]):
         answer(Drained([request.target]))
 
 
 class Leader:
     """The server in a leader's hub."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.hub, self.runtime = Hub(), Runtime()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        runtime = cast(LeaderRuntime, self.runtime)
-        self.server = AgentServer(runtime, self.hub, listener, KEY)
+        self.server = AgentServer(self.runtime, self.hub, listener, KEY)
         self._threads = ThreadPoolExecutor(8)
 
     def connect(self, key: bytes = KEY) -> Future[Link]:
         return self._threads.submit(connect_to, *self.address, key, Order | Drained | Refused)
 
-    def agent(self, *messages: Any) -> Link:
+    def agent(self, *messages) -> Link:
         """A connected agent that has said this."""
         asked = self.connect()
         self.until(asked.done)
@@ -85,20 +81,20 @@ class Leader:
         asked.result().socket.settimeout(SOON)
         return asked.result()
 
-    def answers(self, link: Link) -> list[Any]:
+    def answers(self, link: Link):
         """What comes next on a link."""
         asked = self._threads.submit(link.read)
         self.until(asked.done)
         return asked.result()
 
-    def until(self, condition: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]):
         deadline = time.monotonic() + SOON
         while not condition():
             assert time.monotonic() < deadline
             self.hub.dispatch(0.01)
             self.server.close_strangers()
 
-    def logs(self, *entries: tuple[Any, ...]) -> None:
+    def logs(self, *entries):
         """Serve until this was logged, and nothing else."""
         self.until(lambda: len(self.runtime.log) >= len(entries))
         assert self.runtime.log == list(entries)
@@ -106,13 +102,13 @@ class Leader:
 
 
 @pytest.fixture
-def leader() -> Iterator[Leader]:
+def leader():
     leader = Leader()
     yield leader
     leader.hub.close()
 
 
-def test_agent_messages_count_after_its_hello(leader: Leader) -> None:
+def test_agent_messages_count_after_its_hello(leader):
     link = leader.agent(BATCH, Hello(1, "one"), BATCH)
     leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
     assert not leader.server.is_empty
@@ -127,7 +123,7 @@ def test_agent_messages_count_after_its_hello(leader: Leader) -> None:
     assert leader.server.is_empty
 
 
-def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
+def test_reconnected_agent_replaces_its_old_connection(leader):
     """It noticed first that the old one broke; what still comes there does not count, nor does its end."""
     old = leader.agent(Hello(1, "one"))
     leader.logs(("greet", 1, "one"))
@@ -144,13 +140,11 @@ def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
     assert new.read() == [Stop(4)]
 
 
-def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(leader, monkeypatch):
     monkeypatch.setattr("recycle.exec.launch.peers.HANDSHAKE_SECONDS", 0.3)
     stranger = socket.create_connection(leader.address)
 
-    def is_let_go() -> bool:
+    def is_let_go():
         try:
             stranger.sendall(b"x")
         except OSError:

@@ -1,10 +1,6 @@
 """With `[membership] ports` agents and workers listen within the range only, through deaths and returns."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,8 +9,7 @@ from recycle import RunError
 from recycle.exec.ports import MOST_CHOICES, kernel_ports, listen_within, refusal_of_gloo, refusal_of_nccl
 from recycle.exec.transport.plugin import transport_named
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, calm_run, job, listening, processes_writing_below
+from tests.exec.runs import calm_run, job, listening, processes_writing_below
 
 LOW, HIGH = kernel_ports()
 HALF = (HIGH + 1 - LOW) // 4 * 2
@@ -22,17 +17,15 @@ PORTS = LOW + HALF // 2, LOW + HALF // 2 + HALF // 20
 STEPS = 30
 
 
-@pytest.mark.process
-@pytest.mark.etcd
-def test_agents_and_workers_listen_within_the_range_only(etcd: EtcdServer, launch: Run, tmp_path: Path) -> None:
+def test_agents_and_workers_listen_within_the_range_only(etcd, launch, tmp_path):
     limits = {"transport": "tests.exec.paced:Paced", "ports": list(PORTS), "dead_after": 10.0}
     config = job(2, 2, 2, membership=limits, cluster={"workers_per_node": 2})
     cluster = Cluster(tmp_path, config, etcd, "ports", "--steps", f"{STEPS}", "--fault", "kill:1.1@4")
 
-    def ports_of(pid: int) -> set[int]:
+    def ports_of(pid):
         return {port for _, port in listening(pid)}
 
-    def ports() -> Iterator[tuple[bool, set[int]]]:
+    def ports():
         yield from ((False, ports_of(agent.pid)) for agent in cluster.agents.values())
         yield from ((True, ports_of(pid)) for pid in processes_writing_below(str(tmp_path / "run" / "logs")))
 
@@ -53,7 +46,7 @@ def test_agents_and_workers_listen_within_the_range_only(etcd: EtcdServer, launc
     cluster.assert_trained_as(calm_run(config.with_sections(membership=unbound), launch, STEPS))
 
 
-def test_range_without_a_free_port_is_refused() -> None:
+def test_range_without_a_free_port_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(RunError, match=r"\[membership\] ports: no port of .* is free"):
@@ -62,11 +55,10 @@ def test_range_without_a_free_port_is_refused() -> None:
         assert listener.getsockname()[1] == port
 
 
-def test_range_that_the_kernel_rarely_or_never_chooses_from_is_refused() -> None:
+def test_range_that_the_kernel_rarely_or_never_chooses_from_is_refused():
     enough = -(-HALF // MOST_CHOICES)
     assert refusal_of_gloo((LOW, LOW + enough - 1)) is None
     few = refusal_of_gloo((LOW, LOW + enough - 2))
-    assert few is not None
     assert f"choose at least {enough} ports of {LOW} to {LOW + HALF - 1}" in few
     gloo = transport_named("gloo")
     assert "gloo cannot listen on ports" in str(gloo.refusal(job(2, 2, 2, membership={"ports": [LOW + HALF, HIGH]})))

@@ -1,10 +1,5 @@
 """Runs whose batch grows: Megatron's batch sizes and samples, and equal bits through deaths and resumed in the ramp."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
@@ -15,7 +10,7 @@ from recycle.exec import run
 from recycle.exec.data.loading import load_batches
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.data.test_indexed import written
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
+from tests.exec.runs import assert_same_training, calm_run, job, kinds
 
 
 @pytest.mark.parametrize(
@@ -28,7 +23,7 @@ from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
         (1, 7, 1, [2, 1, 31]),
     ],
 )
-def test_batches_are_megatron_cores(pipelines: int, micro_batches: int, size: int, ramp: list[int]) -> None:
+def test_batches_are_megatron_cores(pipelines, micro_batches, size, ramp):
     tested = job(pipelines, 1, micro_batches, data={"micro_batch_size": size}, train={"rampup_batch_size": ramp})
     whole = pipelines * micro_batches * size
     if whole == ramp[0]:
@@ -50,8 +45,7 @@ COUNTS = [1, 1, 2, 3, 4, 4, 4, 4]
 """Micro-batches of each of two pipelines, of at most four, in the iterations of this ramp."""
 
 
-@pytest.mark.process
-def test_ramp_has_the_bits_of_the_calm_run_through_deaths_and_resumed(launch: Run, tmp_path: Path) -> None:
+def test_ramp_has_the_bits_of_the_calm_run_through_deaths_and_resumed(launch, tmp_path):
     tested, directory = job(2, 2, 4, train=RAMP), tmp_path / "run"
     assert [tested.micro_batches_in(iteration) for iteration in range(STEPS)] == COUNTS
     launch(tested, 2, "kill:1.1@1.backward", directory=directory)
@@ -62,7 +56,7 @@ def test_ramp_has_the_bits_of_the_calm_run_through_deaths_and_resumed(launch: Ru
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"kind": "megatron"}, {"kind": "gpt-dataset", "split": "1", "samples": 64}])
-def test_iterations_of_the_ramp_train_as_a_job_of_their_size(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_iterations_of_the_ramp_train_as_a_job_of_their_size(keys, tmp_path):
     """The first two have the samples of a job with one micro-batch, and the third begins after these."""
     data = keys | {"path": str(written(tmp_path / "tokens", [40] * 40))}
     grown = job(
@@ -95,6 +89,6 @@ def test_iterations_of_the_ramp_train_as_a_job_of_their_size(keys: dict[str, Any
         ([2, 2], r"expected `array` of length >= 3"),
     ],
 )
-def test_impossible_ramps_are_refused(ramp: list[int], message: str) -> None:
+def test_impossible_ramps_are_refused(ramp, message):
     with pytest.raises(JobError, match=rf"^job: \[train\] rampup_batch_size: {message}"):
         job(2, 2, 4, train={"rampup_batch_size": ramp})

@@ -1,7 +1,5 @@
 """Runs whose gradients are reduced in buckets: the bits of one bucket, through faults too."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -10,7 +8,7 @@ from recycle.exec import run
 from recycle.job import PricedJob, price
 from recycle.runs.logs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
-from tests.exec.runs import Run, calm_run, figures, job, kinds
+from tests.exec.runs import calm_run, figures, job, kinds
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +23,14 @@ FAULTY = 7
 
 
 @pytest.fixture(scope="module")
-def gpt() -> PricedJob:
+def gpt():
     """3 x 2 workers, whose steps are staggered from the second iteration on."""
     membership = {"heartbeat": 0.1, "dead_after": 3.0}
     return job(3, 2, 2, kind="gpt", model={"tied": True}, train={"clip": 1e9}, membership=membership)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("transport", ["gloo", pytest.param(SIMULATED, marks=pytest.mark.soak)])
-def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
-    transport: str, gpt: PricedJob, launch: Run
-) -> None:
+def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(transport, gpt, launch):
     """The reduce phase strikes before the middle one of a stage's four sums, when peers have begun two."""
     section = msgspec.structs.replace(gpt.membership, transport=transport)
     cut = in_buckets(gpt.with_sections(membership=section), 4)
@@ -47,13 +42,12 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     assert struck.metrics[-1]["live_workers"] == 6
     for worker, stages in struck.digests.items():
         assert stages == calm.digests[worker]
-    assert struck.directory is not None
     texts = load_trace(struck.directory, gpt.shape)._executed.words()
     whole = FAULTY - 1  # of the iteration that was struck any number
     assert sum(text.startswith("1REDUCE_BUCKET/") for text in texts) >= 3 * 3 * whole
 
 
-def test_explicit_reduces_of_a_schedule_override_the_jobs_buckets() -> None:
+def test_explicit_reduces_of_a_schedule_override_the_jobs_buckets():
     emulated = price(job(2, 1, 2))
     written = Schedule.from_text(
         emulated.shape,

@@ -1,19 +1,15 @@
 """Times that drift: micro-batches leave a slow worker and return to it, and no loss changes by a bit."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recycle import Job, Profile, Schedule, Worker, simulate
+from recycle import Job, Profile, Schedule, Worker, lower, simulate
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.trackers import Observer
 from recycle.ir.instruction import Forward, Send
-from recycle.ir.lower import lower
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, calm_run, job, of_kind
@@ -35,7 +31,6 @@ def noting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[
     """The real planner; writes the dead workers of each plan into a file next to the profile."""
     if failed is None:
         return plan_for_training(job, vector, quick)
-    assert job.times.profile is not None
     text = plan_for_training(job, vector, quick, failed)
     with (Path(job.times.profile).parent / "answered").open("a") as notes:
         notes.write(f"without {' '.join(map(str, failed))}\n")
@@ -48,10 +43,10 @@ class _Patient(Observer):
     The profile to plan with is written whenever a plan is asked for.
     """
 
-    def __init__(self, directory: Path, since: int = 0) -> None:
+    def __init__(self, directory: Path, since=0):
         self.profiles, self.since = directory / "profiles", since
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         deadline = time.monotonic() + 60
         while line["step"] >= self.since and self.is_open() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -62,7 +57,7 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], unit: float = UNIT, link: float = 0.0) -> PricedJob:
+def emulated_job(membership, unit: float = UNIT, link=0.0) -> PricedJob:
     return job(
         3,
         2,
@@ -81,7 +76,6 @@ def free(launch: Run, steps: int) -> RunResult:
 
 
 def plan_of(run: RunResult, digest: str) -> Schedule:
-    assert run.directory is not None
     return Schedule.load(run.directory / "plans" / f"{digest}.json")
 
 
@@ -89,11 +83,11 @@ def forwards(schedule: Schedule, worker: Worker) -> int:
     return sum(isinstance(instruction, Forward) for instruction in schedule.program(worker))
 
 
-def replanned(run: RunResult) -> list[dict[str, Any]]:
+def replanned(run: RunResult):
     return of_kind(run, "replanned")
 
 
-def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
+def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch, tmp_path):
     run = launch(
         emulated_job({**DRIFT, "drift_iterations": 4}),  # an unused worker is tried again after 16
         STEPS,
@@ -123,7 +117,7 @@ def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch:
     assert [line["step"] for line in run.metrics] == list(range(STEPS))
 
 
-def test_messages_leave_a_slow_link_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
+def test_messages_leave_a_slow_link_and_no_bit_changes(launch, tmp_path):
     """A message over the link takes as long as 4 instructions, and a micro-batch at a stage as long as 3."""
     described = emulated_job(DRIFT, link=0.8)
     run = launch(
@@ -152,11 +146,11 @@ def test_messages_leave_a_slow_link_and_no_bit_changes(launch: Run, tmp_path: Pa
     assert simulate(around, profile).period == pytest.approx(away["period"])
 
 
-def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
+def _at(run: RunResult, event):
     return run.metrics[event["step"]]
 
 
-def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch: Run, tmp_path: Path) -> None:
+def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
     sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
     slow = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 1}, **sections)

@@ -1,7 +1,5 @@
 """The run directory, the link to the newest one, its logs on a disk that is full for a while, and the run's key."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -12,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError
+from recycle import Job, JobError, Worker
 from recycle.exec.launch import run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
-from recycle.job.shape import Worker
 from recycle.runs.logs import append_iteration, log_path
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
 
 
-def test_latest_leads_to_the_run_that_was_started_last(tmp_path: Path) -> None:
+def test_latest_leads_to_the_run_that_was_started_last(tmp_path):
     runs = tmp_path / "runs"
     for name in ("one", "two"):
         RunDirectory(runs / name, JOB)
@@ -30,7 +27,7 @@ def test_latest_leads_to_the_run_that_was_started_last(tmp_path: Path) -> None:
     assert sorted(path.name for path in runs.iterdir()) == ["latest", "one", "two"]
 
 
-def test_a_run_in_latest_itself_leaves_the_link_alone(tmp_path: Path) -> None:
+def test_a_run_in_latest_itself_leaves_the_link_alone(tmp_path):
     runs = tmp_path / "runs"
     (runs / "one").mkdir(parents=True)
     (runs / "latest").symlink_to("one")
@@ -38,7 +35,7 @@ def test_a_run_in_latest_itself_leaves_the_link_alone(tmp_path: Path) -> None:
     assert (runs / "latest").readlink() == Path("one")
 
 
-def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_path: Path) -> None:
+def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_path):
     RunDirectory(tmp_path / "mine", JOB)
     assert not (tmp_path / "latest").is_symlink()
     runs = tmp_path / "runs"
@@ -48,7 +45,7 @@ def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_pa
     assert (runs / "latest").read_text() == "kept"
 
 
-def test_files_follow_the_umask_and_the_lock_is_private(tmp_path: Path) -> None:
+def test_files_follow_the_umask_and_the_lock_is_private(tmp_path):
     before = os.umask(0o027)
     try:
         directory = RunDirectory(tmp_path / "run", JOB)
@@ -76,7 +73,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path: Path) -> None:
+def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     path = tmp_path / "log"
     log = LineLog(path)
     assert log.append("first") is None
@@ -89,7 +86,7 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path: Path) -> 
     log.close()
 
 
-def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> None:
+def test_memory_for_waiting_lines_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "MOST_BYTES", 8)
     log = LineLog(tmp_path / "log")
     with files_of_at_most(0):
@@ -99,7 +96,7 @@ def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> Non
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
-def test_the_torn_end_of_an_earlier_log_is_removed(tmp_path: Path) -> None:
+def test_the_torn_end_of_an_earlier_log_is_removed(tmp_path):
     path = tmp_path / "log"
     path.write_text("whole\ntor")
     log = LineLog(path)
@@ -108,7 +105,7 @@ def test_the_torn_end_of_an_earlier_log_is_removed(tmp_path: Path) -> None:
     assert path.read_text() == "whole\nnext\n"
 
 
-def test_going_back_keeps_the_first_lines_written_or_waiting(tmp_path: Path) -> None:
+def test_going_back_keeps_the_first_lines_written_or_waiting(tmp_path):
     path = tmp_path / "log"
     for kept in range(5):
         path.unlink(missing_ok=True)
@@ -127,7 +124,7 @@ def test_going_back_keeps_the_first_lines_written_or_waiting(tmp_path: Path) -> 
 # The key.
 
 
-def test_all_that_ask_at_once_get_one_key_and_leave_one_file(tmp_path: Path) -> None:
+def test_all_that_ask_at_once_get_one_key_and_leave_one_file(tmp_path):
     with ThreadPoolExecutor(16) as threads:
         keys = set(threads.map(run_key, [tmp_path] * 64))
     (key,) = keys
@@ -138,7 +135,7 @@ def test_all_that_ask_at_once_get_one_key_and_leave_one_file(tmp_path: Path) -> 
     assert run_key(tmp_path / "other") != key
 
 
-def test_only_this_user_can_read_the_key_whatever_the_umask(tmp_path: Path) -> None:
+def test_only_this_user_can_read_the_key_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         run_key(tmp_path)
@@ -148,7 +145,7 @@ def test_only_this_user_can_read_the_key_whatever_the_umask(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601])
-def test_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_that_others_can_read_or_write_is_refused(tmp_path, mode):
     run_key(tmp_path)
     (tmp_path / "key").chmod(mode)
     with pytest.raises(JobError, match="only this user can read; remove it"):
@@ -156,7 +153,7 @@ def test_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_key_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_key_of_another_user_is_refused(tmp_path):
     run_key(tmp_path)
     os.chown(tmp_path / "key", 65534, 65534)
     with pytest.raises(JobError, match="only this user can read"):
@@ -164,14 +161,14 @@ def test_key_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
-def test_key_of_another_length_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_key_of_another_length_is_refused(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
     (tmp_path / "key").chmod(0o600)
     with pytest.raises(JobError, match="must hold 32 bytes"):
         run_key(tmp_path)
 
 
-def test_symbolic_link_is_refused(tmp_path: Path) -> None:
+def test_symbolic_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     run_key(tmp_path / "elsewhere")
     (tmp_path / "key").symlink_to(tmp_path / "elsewhere/key")

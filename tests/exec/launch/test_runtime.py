@@ -1,17 +1,14 @@
 """The leader's runtime sends no decision before it is written, and a connecting agent receives the current orders."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
+from recycle import Worker
 from recycle.exec.election import Election, RoleLost
-from recycle.exec.etcd import EtcdClient, created_at
+from recycle.exec.etcd import created_at
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
@@ -37,7 +34,6 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
 )
-from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 COMMIT = Commit(4, 1.5, 0.25, 1.0)
@@ -48,26 +44,24 @@ RECORD = GenerationRecord(
 RUNNING = Cursor(3, "running", committed=4, commit=COMMIT)
 OF_TWO = job(2, 1, 1)
 
-Make = Callable[..., LeaderRuntime]
-
 
 class Peer:
     """Keeps what is sent to an agent."""
 
-    def __init__(self) -> None:
-        self.orders: list[Order] = []
+    def __init__(self):
+        self.orders = []
 
-    def __call__(self, order: Order, body: bytes | None) -> None:
+    def __call__(self, order: Order, body: bytes | None):
         if not isinstance(order, Alive):
             self.orders.append(order)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path):
     """A runtime of two workers on two nodes."""
     with ExitStack() as closing:
 
-        def runtime(register: Callable[[Persist], None] = lambda action: None) -> LeaderRuntime:
+        def runtime(register=lambda action: None):
             directory = RunDirectory(tmp_path, OF_TWO, None)
             closing.callback(directory.close)
             waker = Waker()
@@ -96,10 +90,10 @@ def hello(node: int) -> Hello:
     return Hello(node, "session", [AgentProcess(f"{node}.0", 0, 0)])
 
 
-def test_unpersisted_decision_is_not_sent(make: Make) -> None:
+def test_unpersisted_decision_is_not_sent(make):
     """Another agent has the role by now."""
 
-    def refuse(action: Persist) -> None:
+    def refuse(action):
         assert action.cursor.phase == "abandoned"
         raise RoleLost("another agent leads this run now")
 
@@ -110,25 +104,25 @@ def test_unpersisted_decision_is_not_sent(make: Make) -> None:
     assert peer.orders == [Propose(RECORD), Committed(3, COMMIT)]  # which was decided before
 
 
-def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> None:
+def test_register_is_written_on_the_condition_that_the_role_is_the_same():
     class Client:
         bodies: ClassVar[list[dict[str, Any]]] = []
 
-        def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        def call(self, path: str, body):
             self.bodies.append(body)
             return {}
 
-        def read(self, name: str, patience: float | None = None) -> None:
+        def read(self, name: str, patience: float | None = None):
             return None
 
-    election = Election(cast(EtcdClient, Client()), "run", OF_TWO.membership)
+    election = Election(Client(), "run", OF_TWO.membership)
     for write in (lambda: election.persist(Persist(RUNNING, RECORD)), lambda: election.end(""), election.erase):
         with pytest.raises(RoleLost):
             write()
         assert created_at("/recycle/run/role", 0) in Client.bodies[-1]["compare"]
 
 
-def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
+def test_connecting_agent_receives_standing_orders_and_keys(make):
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
     runtime.connect_agent(first, hello(0))
@@ -141,7 +135,7 @@ def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
     assert (first.orders[4:], second.orders[5:]) == ([Keys({"b": b"2"})], [])
 
 
-def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
+def test_node_has_one_agent_until_its_connection_is_gone(make):
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
     assert runtime.connect_agent(first, hello(0))
@@ -154,7 +148,7 @@ def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
     assert runtime.agents == {0: second}
 
 
-def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
+def test_order_goes_to_the_node_of_the_process(make):
     """The last leader had fenced worker 1.0."""
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, msgspec.structs.replace(RECORD, live=["0.0"]), RUNNING)
@@ -163,8 +157,8 @@ def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
     assert [order for order in second.orders if order not in first.orders] == [Kill("1.0", 0)]
 
 
-def test_drain_names_the_workers_and_says_why_one_stays(make: Make) -> None:
-    runtime, answers = make(), list[Drained | Refused]()
+def test_drain_names_the_workers_and_says_why_one_stays(make):
+    runtime, answers = make(), []
     runtime.take_over(1, RECORD, RUNNING)
     for node in (0, 1):
         runtime.connect_agent(Peer(), hello(node))

@@ -1,14 +1,12 @@
 """Users' schedules on real stages: any order that passes `check` gives the same losses."""
 
-from __future__ import annotations
-
 import pytest
 
-from recycle import Job, Schedule, ScheduleError
+from recycle import Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.lower import forward_only
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 pytestmark = pytest.mark.slow
 
@@ -16,17 +14,17 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Job:
+def gpt():
     return job(3, 2, 2, kind="gpt")
 
 
 @pytest.fixture(scope="module")
-def losses(gpt: Job) -> list[float]:
+def losses(gpt):
     return run(one_f_one_b(gpt.shape), gpt, steps=STEPS).losses
 
 
 @pytest.fixture(scope="module")
-def by_hand(gpt: Job) -> Schedule:
+def by_hand(gpt):
     """Worker 1.1 is dead; 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, with the weight gradients deferred."""
     return Schedule.from_text(
         gpt.shape,
@@ -41,29 +39,25 @@ def by_hand(gpt: Job) -> Schedule:
     )
 
 
-def test_gpipe_and_1f1b_train_to_the_same_bits(gpt: Job, losses: list[float]) -> None:
+def test_gpipe_and_1f1b_train_to_the_same_bits(gpt, losses):
     assert losses[0] == pytest.approx(5.545, abs=0.15)
     assert run(gpipe(gpt.shape), gpt, steps=STEPS).losses == losses
 
 
-def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process(
-    gpt: Job, losses: list[float], by_hand: Schedule
-) -> None:
+def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process(gpt, losses, by_hand):
     result = run(by_hand, gpt, steps=STEPS)
     assert result.losses == losses
     assert sorted(result.digests) == ["0.0", "0.1", "1.0", "2.0", "2.1"]
     assert result.digests["0.1"] == result.digests["2.1"]
 
 
-def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(
-    gpt: Job, losses: list[float], by_hand: Schedule, launch: Run
-) -> None:
+def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(gpt, losses, by_hand, launch):
     holders = launch(gpt, STEPS, schedule=by_hand, planner=None)
     assert holders.losses == losses
     assert holders.digests == run(by_hand, gpt, steps=STEPS).digests
 
 
-def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(gpt: Job, by_hand: Schedule) -> None:
+def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(gpt, by_hand):
     defect = Schedule.from_text(gpt.shape, by_hand.text() | {"1.0": "0F1.0 0F1.1 0B1.0"}, failed=["1.1"])
     tight = job(3, 2, 2, kind="gpt", memory={"limit": 1})
     for config, schedule, says in (

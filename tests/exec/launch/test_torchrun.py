@@ -1,7 +1,5 @@
 """Schedules without faults under torchrun: real processes, a pair of them started by torch's own launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -49,7 +47,7 @@ OVER_ACCELERATORS = GPT + f'\n[membership]\ntransport = "{named(Demanding)}"\n'
     ("text", "plain"),
     [(GPT, GPT), (SHARDED, REPLICATED), pytest.param(OVER_ACCELERATORS, GPT, marks=pytest.mark.soak)],
 )
-def test_training_has_the_bits_of_one_process(text: str, plain: str, tmp_path: Path) -> None:
+def test_training_has_the_bits_of_one_process(text, plain, tmp_path):
     metrics, job = tmp_path / "metrics.jsonl", Job.from_toml(plain)
     arguments = ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
     if text is GPT:
@@ -65,7 +63,7 @@ def test_training_has_the_bits_of_one_process(text: str, plain: str, tmp_path: P
 
 
 @pytest.mark.soak
-def test_replays_under_torchrun_end_the_run_on_a_wrong_result(tmp_path: Path) -> None:
+def test_replays_under_torchrun_end_the_run_on_a_wrong_result(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     loss = f"{stuck_in_one_process.__module__}:{stuck_in_one_process.__name__}"
     text = GPT.replace("pipelines = 1\nranks = 2", REPLAYED) + "[integrity]\nevery = 3\n"
@@ -83,9 +81,7 @@ def stuck_in_one_process(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tens
     return total * (1.25 if os.environ["RANK"] == "1" else 1.0), count
 
 
-def test_start_without_torchrun_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_start_without_torchrun_names_the_remedy(tmp_path, monkeypatch, capsys):
     (tmp_path / "job.toml").write_text(JOB)
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:

@@ -1,24 +1,21 @@
 """Experiment trackers show what the run directory says, and their failures do not end the run."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recycle import Job, JobError
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.trackers import TensorBoard, Trackers
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 pytest.importorskip("tensorboard")
 LINE = {"step": 0, "loss": 2.5, "grad_norm": 1.0, "tokens_per_second": 512.0, "live_workers": 4, "period_error": None}
 
 
-def shown(folder: Path) -> Any:
+def shown(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = EventAccumulator(str(folder))
@@ -26,16 +23,15 @@ def shown(folder: Path) -> Any:
     return result
 
 
-def curve(result: Any, name: str) -> dict[int, float]:
+def curve(result, name: str) -> dict[int, float]:
     return {event.step: event.value for event in result.Scalars(name)}
 
 
-def notes(result: Any) -> list[str]:
+def notes(result) -> list[str]:
     return [event.tensor_proto.string_val[0].decode() for event in result.Tensors("events/text_summary")]
 
 
-@pytest.mark.process
-def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
+def test_tensorboard_shows_every_step_and_what_happened(launch):
     config = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
     run = launch(config, 6, "kill:1.1@2")
     result = shown(run.directory / "tensorboard")
@@ -49,11 +45,11 @@ def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
     assert any("recovered in" in note for note in notes(result))
 
 
-def trackers(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Trackers:
+def trackers(folder: Path, warned: list[str], first=0, **section) -> Trackers:
     return Trackers(job(2, 2, 2, logging={"tensorboard": True, **section}), folder, first, warned.append)
 
 
-def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
+def test_steps_that_are_trained_again_replace_those_before(tmp_path):
     config = trackers(tmp_path, warned := [])
     for step in (0, 1, 2, 3, 1, 2):
         config.committed(LINE | {"step": step, "loss": float(step)})
@@ -66,7 +62,7 @@ def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> No
     assert not warned
 
 
-def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) -> None:
+def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path):
     config = job(
         1,
         1,
@@ -83,15 +79,14 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) 
     assert curve(shown(tmp_path / "tensorboard"), "mfu") == pytest.approx({0: operations / 1e9}, rel=1e-5)
 
 
-def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "step", full)
     config = trackers(tmp_path, warned := [])
     for step in range(50):
         config.committed(LINE | {"step": step})
-        assert config._thread is not None
         config._thread.submit(lambda: None).result()
     config.close()
     assert warned == ["TensorBoard is disabled for the rest of this run: OSError: No space left on device"]
@@ -99,11 +94,11 @@ def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path: Path, monkeyp
 
 @pytest.mark.soak
 @pytest.mark.process
-def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_has_the_run_without_a_network(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    warned: list[str] = []
+    warned = []
     config = Trackers(job(2, 2, 2, logging={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
     for step in range(3):
         config.committed(LINE | {"step": step, "loss": 10.0 + step})
@@ -118,7 +113,7 @@ def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkey
     ]
 
 
-def logged(stored: Path) -> list[dict[str, Any]]:
+def logged(stored: Path):
     """What was logged, from the file that `wandb sync` uploads: a header of 7 bytes, then LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
@@ -139,13 +134,13 @@ def logged(stored: Path) -> list[dict[str, Any]]:
     return result
 
 
-def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(JobError, match=r"\[logging\] wandb: needs a package; install it with: pip install"):
         check_request(job(2, 2, 2, kind="emulated", logging={"wandb": "x"}), 1, (), frozenset())
 
 
-def test_former_name_of_the_section_is_read_with_a_notice(tmp_path: Path) -> None:
+def test_former_name_of_the_section_is_read_with_a_notice(tmp_path):
     path, shape = tmp_path / "job.toml", "[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n"
     path.write_text(f"{shape}[dials]\ntensorboard = true\n")
     with pytest.warns(FutureWarning, match=r"job.toml: \[dials\] is now named \[logging\]"):

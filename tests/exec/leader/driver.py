@@ -1,14 +1,12 @@
 """A leader that a test drives: messages in, actions out, on a clock that only the test moves."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from recycle import Worker
 from recycle.exec.leader.actions import (
-    Action,
     AgentAbsent,
     Ask,
     Begin,
@@ -20,9 +18,7 @@ from recycle.exec.leader.actions import (
     FindCheckpoint,
     Planned,
     PreparedPlan,
-    Question,
     Send,
-    StoredCheckpoint,
     Tell,
     Tick,
 )
@@ -50,7 +46,6 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
@@ -59,7 +54,7 @@ KILLED = "killed by SIGKILL"
 A = TypeVar("A")
 
 
-def run_of(config: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
+def run_of(config: PricedJob, steps=9, homes: Mapping[Worker, int] | None = None, **more) -> RunDescription:
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
     homes = homes or dict.fromkeys(config.shape.workers(), 0)
     return RunDescription(job=config, steps=steps, initial=Hosts.at_start(config, None), homes=homes, **more)
@@ -89,25 +84,25 @@ class LeaderDriver:
     def __init__(
         self,
         config: PricedJob,
-        steps: int = 9,
+        steps=9,
         *,
         begin: Begin | None = None,
         running: Collection[str] = (),
-        is_connected: bool = True,
-        **run: Any,
-    ) -> None:
+        is_connected=True,
+        **run,
+    ):
         self.job, self.now = config, 1000.0
-        self.actions: list[Action] = []
-        self.plan: Callable[[Question], PreparedPlan | None] = lambda question: PreparedPlan("plan", {"barrier": 9.0})
+        self.actions = []
+        self.plan = lambda question: PreparedPlan("plan", {"barrier": 9.0})
         self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
-        self.checkpoint: StoredCheckpoint | None = None
+        self.checkpoint = None
         self._beats = 0
         self._is_answered = False
         description = run_of(config, steps, **run)
         self._homes = description.homes
-        self.processes: dict[int, dict[Worker, AgentProcess]] = {node: {} for node in set(self._homes.values())}
-        self._sessions: dict[int, int] = dict.fromkeys(self.processes, 0)
-        self._connected: set[int] = set()
+        self.processes = {node: {} for node in set(self._homes.values())}
+        self._sessions = dict.fromkeys(self.processes, 0)
+        self._connected = set()
         for name in running:
             self.processes[self._homes[Worker.parse(name)]][Worker.parse(name)] = AgentProcess(name, 0, 0)
         self.leader = Leader(description, self.now)
@@ -117,7 +112,7 @@ class LeaderDriver:
 
     # Agents.
 
-    def connect(self, node: int, is_new: bool = False, messages: Sequence[FromWorker] = ()) -> None:
+    def connect(self, node: int, is_new=False, messages: Sequence[FromWorker] = ()):
         """The agent of a node connects, or another one does, which has started no process yet.
 
         Args:
@@ -129,19 +124,19 @@ class LeaderDriver:
         self._connected.add(node)
         self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(messages)))
 
-    def disconnect(self, node: int) -> None:
+    def disconnect(self, node: int):
         """The connection to the agent of a node is gone. Its processes go on."""
         self._connected.discard(node)
         self.take(AgentAbsent(node))
 
-    def _start(self, node: int, start: Start) -> None:
+    def _start(self, node: int, start: Start):
         worker = Worker.parse(start.worker)
         self.processes[node][worker] = AgentProcess(start.worker, start.incarnation, start.generation)
         if self.starts_up:
             for member in members_of([worker], self.job.grid.tensor_parallel):
                 self.say(member, Ready(start.incarnation))
 
-    def end(self, worker: Worker, how: str, lines: str = "") -> None:
+    def end(self, worker: Worker, how: str, lines=""):
         """The worker's latest process ends."""
         for node, processes in self.processes.items():
             process = processes.get(worker)
@@ -150,7 +145,7 @@ class LeaderDriver:
                 if node in self._connected:
                     self.take(Batch(ended=[Ended(str(worker), process.incarnation, how, lines)]))
 
-    def _kill(self, node: int, kill: Kill) -> None:
+    def _kill(self, node: int, kill: Kill):
         worker = Worker.parse(kill.worker)
         process = self.processes[node].get(worker)
         if self.kills and process is not None and process.incarnation <= kill.incarnation:
@@ -201,7 +196,7 @@ class LeaderDriver:
 
     # What happens.
 
-    def take(self, message: Any) -> None:
+    def take(self, message):
         """Give the leader a message and do what it asks for. Raises what it fails with."""
         for action in self.leader.take(self.now, message):
             self.actions.append(action)
@@ -221,11 +216,11 @@ class LeaderDriver:
                 case Fail(error=error):
                     raise error
 
-    def say(self, member: str, message: WorkerMessage) -> None:
+    def say(self, member: str, message: WorkerMessage):
         """A process says something, about the present generation."""
         self.take(FromWorker(member, message, self.record.generation))
 
-    def tick(self, seconds: float = TICK, beats: int = 1) -> None:
+    def tick(self, seconds: float = TICK, beats=1):
         """Let time pass, in which so many heartbeats come, then have the leader decide; again at once where it has got
         an answer."""
         self.now += seconds
@@ -244,12 +239,12 @@ class LeaderDriver:
         ]
         return dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
 
-    def count_time(self, seconds: float) -> None:
+    def count_time(self, seconds: float):
         """Let time pass in ticks."""
         for _ in range(round(seconds / TICK)):
             self.tick()
 
-    def start(self) -> None:
+    def start(self):
         """Let all workers start up, until a generation is proposed."""
         for _ in range(50):
             if self.phase is Phase.PROPOSED:
@@ -257,34 +252,34 @@ class LeaderDriver:
             self.tick(0.0)
         raise AssertionError("no generation is proposed")
 
-    def acknowledge(self, without: Collection[str] = ()) -> None:
+    def acknowledge(self, without: Collection[str] = ()):
         """All workers but some acknowledge the generation."""
         for name in self.record.live:
             if name not in without:
                 self.say(name, Acknowledged(False))
         self.tick()
 
-    def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None) -> None:
+    def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None):
         """All workers but some say that their groups stand, or what is given for them."""
         for name in self.record.live:
             if name not in without:
                 self.say(name, (answers or {}).get(name, Formed()))
         self.tick()
 
-    def start_and_form(self) -> None:
+    def start_and_form(self):
         """Have the proposed generation run, the first one if there is none."""
         self.start()
         self.acknowledge()
         self.form()
         assert self.phase is Phase.RUNNING
 
-    def report(self, norm: float = 1e-6, states: int | None = None) -> None:
+    def report(self, norm=1e-06, states: int | None = None):
         """All workers report the next iteration; each hosts the stage of its rank.
 
         Args:
             states: checksum of each state that the iteration began with; None where these are not compared.
         """
-        step, messages = self.record.committed + 1, list[FromWorker]()
+        step, messages = self.record.committed + 1, []
         for name in self.record.live:
             rank = Worker.parse(name).rank
             loss = 1.0 if rank == self.job.shape.ranks - 1 else None
@@ -301,19 +296,19 @@ LIVE = ["0.0", "1.0"]
 FACTS = Commit(4, 1.5, 0.25, 1.0)
 
 
-def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more: Any) -> GenerationRecord:
+def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more) -> GenerationRecord:
     roles = {worker: worker for worker in LIVE}
     return GenerationRecord(
         3, LIVE, roles, "plan", list(joins), {"barrier": 7.0}, committed=commit.step, commit=commit, **more
     )
 
 
-def cursor_of(config: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
+def cursor_of(config: GenerationRecord, phase: PersistedPhase, **more) -> Cursor:
     return Cursor(config.generation, phase, **config.progress(), **more)
 
 
 def follow(
-    before: GenerationRecord, phase: PersistedPhase | None = "proposed", cursor: Cursor | None = None, **run: Any
+    before: GenerationRecord, phase: PersistedPhase | None = "proposed", cursor: Cursor | None = None, **run
 ) -> LeaderDriver:
     """A leader that finds this record, and a cursor in this phase; None for a cursor of an earlier generation."""
     if cursor is None:

@@ -1,9 +1,5 @@
 """Which commits are kept, when a checkpoint is complete, and when it is given up."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -28,7 +24,7 @@ SECTION = {"checkpoint_every": 2, "checkpoint_keep": 2}
 class Kept:
     """The checkpoints of a job of 2 x 2; stage 0 is written by worker 0.0 and stage 1 by worker 1.1."""
 
-    def __init__(self, tensor_parallel: int = 1, **section: Any) -> None:
+    def __init__(self, tensor_parallel=1, **section):
         given = {"pipelines": 2, "ranks": 2, "micro_batches": 2, "tensor_parallel": tensor_parallel}
         self.job = job(2, 2, 2, shape=given, train=SECTION | section)
         self.outbox = Outbox()
@@ -40,18 +36,18 @@ class Kept:
         pending = self.checkpoints.pending
         return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
 
-    def commit(self, step: int, last: bool = False, record: GenerationRecord = RECORD) -> Commit:
+    def commit(self, step: int, last=False, record: GenerationRecord = RECORD) -> Commit:
         """Commit a step."""
         commit = Commit(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.checkpoints.due(step, last))
         self.checkpoints.committed(commit, record, Hosts.at_start(self.job, None))
         return commit
 
-    def save(self, step: int, *stages: int, rank: int = 0, worker: str = "0.0", **saved: Any) -> None:
+    def save(self, step: int, *stages: int, rank=0, worker="0.0", **saved):
         """Parts of a checkpoint are written."""
         for stage in stages:
             self.checkpoints.take(worker, SavedPart(step, stage, rank, Saved(**saved)))
 
-    def tick(self, committed: int, *live: str, after: float = 0.0, verified: Verified | None = None) -> list[Action]:
+    def tick(self, committed: int, *live: str, after=0.0, verified: Verified | None = None) -> list[Action]:
         """The actions of a tick, and of what came before it.
 
         Args:
@@ -63,11 +59,11 @@ class Kept:
 
 
 @pytest.fixture
-def kept() -> Kept:
+def kept():
     return Kept()
 
 
-def test_each_stage_has_one_writer_not_always_of_the_same_pipeline() -> None:
+def test_each_stage_has_one_writer_not_always_of_the_same_pipeline():
     hosts = ["0.0", "1.0"], ["0.1", "1.1"]
     assert [writer_of(stage, hosts[stage], RECORD) for stage in (0, 1)] == ["0.0", "1.1"]
     joined = msgspec.structs.replace(RECORD, joins=["1.1"])
@@ -75,7 +71,7 @@ def test_each_stage_has_one_writer_not_always_of_the_same_pipeline() -> None:
     assert writer_of(1, ["1.1"], joined) is None
 
 
-def test_checkpoints_are_due_at_the_interval_and_at_the_end(kept: Kept) -> None:
+def test_checkpoints_are_due_at_the_interval_and_at_the_end(kept):
     assert [step for step in range(6) if kept.checkpoints.due(step, False)] == [1, 3, 5]
     assert kept.checkpoints.due(4, True)
     assert not kept.checkpoints.due(0, True)
@@ -84,7 +80,7 @@ def test_checkpoints_are_due_at_the_interval_and_at_the_end(kept: Kept) -> None:
     assert not any(never.checkpoints.due(step, True) for step in range(300))
 
 
-def test_no_checkpoint_is_asked_for_during_another_one_except_the_last_of_the_run(kept: Kept) -> None:
+def test_no_checkpoint_is_asked_for_during_another_one_except_the_last_of_the_run(kept):
     kept.commit(0)
     assert kept.commit(1).checkpoint
     kept.commit(2)
@@ -92,7 +88,7 @@ def test_no_checkpoint_is_asked_for_during_another_one_except_the_last_of_the_ru
     assert kept.commit(4, last=True).checkpoint
 
 
-def test_checkpoint_is_completed_once_when_all_tensor_ranks_of_all_stages_have_written() -> None:
+def test_checkpoint_is_completed_once_when_all_tensor_ranks_of_all_stages_have_written():
     kept = Kept(tensor_parallel=2)
     kept.checkpoints.kept = {-1}
     commit = kept.commit(1)
@@ -113,7 +109,7 @@ def test_checkpoint_is_completed_once_when_all_tensor_ranks_of_all_stages_have_w
     assert kept.checkpoints.folder(1) == "step-00000001"
 
 
-def test_failed_checkpoint_is_an_event_and_the_next_is_due(kept: Kept) -> None:
+def test_failed_checkpoint_is_an_event_and_the_next_is_due(kept):
     kept.commit(1)
     kept.save(1, 0, 1, error="worker 0.0: No space left on device")
     *_, asked = kept.tick(1, *LIVE)
@@ -125,7 +121,7 @@ def test_failed_checkpoint_is_an_event_and_the_next_is_due(kept: Kept) -> None:
     assert kept.commit(3).checkpoint
 
 
-def test_another_host_writes_for_a_dead_writer_of_the_last_committed_step_only(kept: Kept) -> None:
+def test_another_host_writes_for_a_dead_writer_of_the_last_committed_step_only(kept):
     live = ["0.0", "0.1", "1.0"]
     commit = kept.commit(1)
     kept.save(1, 0)
@@ -146,14 +142,14 @@ def test_another_host_writes_for_a_dead_writer_of_the_last_committed_step_only(k
     assert not kept.checkpoints.pending  # with no live worker left
 
 
-def test_part_of_a_worker_that_had_no_part_in_the_step_is_ignored(kept: Kept) -> None:
+def test_part_of_a_worker_that_had_no_part_in_the_step_is_ignored(kept):
     """Its agent was away while the run went back to a checkpoint without it, and made the step again."""
     kept.commit(1, record=msgspec.structs.replace(RECORD, live=["0.1", "1.0", "1.1"]))
     kept.save(1, 0, worker="0.0")
     assert kept.missing == [(1, 0, 0), (1, 1, 0)]
 
 
-def test_checkpoint_is_given_up_after_its_deadline(kept: Kept) -> None:
+def test_checkpoint_is_given_up_after_its_deadline(kept):
     kept.commit(1)
     assert kept.tick(1, *LIVE, after=600.0) == [DiscardCheckpoint(1)]
     given_up = Event("checkpoint", {"step": 1, "error": "not complete after 600 s"})
@@ -163,7 +159,7 @@ def test_checkpoint_is_given_up_after_its_deadline(kept: Kept) -> None:
     assert kept.tick(1, *LIVE) == []
 
 
-def test_rewind_drops_what_is_kept_and_written_of_later_steps(kept: Kept) -> None:
+def test_rewind_drops_what_is_kept_and_written_of_later_steps(kept):
     kept.checkpoints.kept = {1, 3}
     kept.commit(5)
     kept.checkpoints.rewind(2)

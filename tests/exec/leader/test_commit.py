@@ -1,7 +1,5 @@
 """What reports amount to, how the next iteration steps, which state is gone back to, and the line of metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
+from recycle import Shape, Worker
 from recycle.exec.leader.commit import (
     WINDOW,
     ReportColumns,
@@ -27,7 +26,6 @@ from recycle.exec.leader.metrics import MOST_LISTED, ComputeTimes, Throughput
 from recycle.exec.members import members_of, split_member
 from recycle.exec.protocol import Commit, Computed, GenerationRecord, Report, Verified
 from recycle.job import PricedJob
-from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 
@@ -35,7 +33,7 @@ def decided(config: PricedJob, step: int, reports: Mapping[str, Report]) -> Comm
     return decide(config, step, ReportColumns.from_reports(reports))
 
 
-def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() -> None:
+def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor():
     reports = {
         "0.0": Report({0: [9.0]}, None),
         "0.1": Report({1: [16.0]}, 7.0),
@@ -47,7 +45,7 @@ def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() ->
     assert commit.clip_factor == pytest.approx(0.2, rel=1e-6)
 
 
-def test_tensor_ranks_add_own_norms_and_count_replicated_norms_once() -> None:
+def test_tensor_ranks_add_own_norms_and_count_replicated_norms_once():
     config = job(2, 1, 2, shape={"tensor_parallel": 2})
     reports = {
         name: Report({0: [own]}, 3.0, replicated={0: [4.0]})
@@ -75,13 +73,11 @@ def test_tensor_ranks_add_own_norms_and_count_replicated_norms_once() -> None:
         ([math.inf], 1e9, "barrier"),
     ],
 )
-def test_steps_are_staggered_while_all_recent_norms_are_below_half_the_limit(
-    recent: list[float], clip: float, mode: str
-) -> None:
+def test_steps_are_staggered_while_all_recent_norms_are_below_half_the_limit(recent, clip, mode):
     assert step_mode(recent, clip) == mode
 
 
-def test_generation_ends_at_a_boundary_that_no_worker_has_passed() -> None:
+def test_generation_ends_at_a_boundary_that_no_worker_has_passed():
     before = Commit(4, 1.0, 1.0, 1.0, last=9)
     assert soonest_end(5, "barrier", before) == 5
     assert soonest_end(5, "staggered", before) == 6
@@ -89,7 +85,7 @@ def test_generation_ends_at_a_boundary_that_no_worker_has_passed() -> None:
     assert soonest_end(0, "barrier", None) == 0
 
 
-def test_the_norm_does_not_depend_on_how_parameters_are_split_into_stages_or_in_which_order_they_come() -> None:
+def test_the_norm_does_not_depend_on_how_parameters_are_split_into_stages_or_in_which_order_they_come():
     drawn = random.Random(5)
     squares = [drawn.random() * 2.0 ** drawn.randint(-40, 10) for _ in range(200)]
     for stages in (1, 2, 3, 7):
@@ -111,7 +107,7 @@ SHAPE = Shape(3, 2, 2)
 
 def one_by_one(reports: Mapping[str, Report]) -> tuple[float, float]:
     """Loss sum and squared norm, as `decide` had them before there were columns."""
-    norms: dict[tuple[int, int | None], list[float]] = {}
+    norms = {}
     for member, report in reports.items():
         for held_by, of_stages in ((split_member(member)[1], report.norms), (None, report.replicated)):
             for stage, parts in of_stages.items():
@@ -144,7 +140,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
     odd = draw(st.sampled_from(["none", "0.0", "1.1", "2.0t1"]))
     what = draw(st.sampled_from(["norm", "replicated", "checksum", "loss", "state", "no state", "no checksum"]))
     compares = draw(st.booleans())
-    result: dict[str, Report] = {}
+    result = {}
     for name in members_of(SHAPE.workers(), tensor_parallel):
         worker, rank = split_member(name)
         stages = [0, 1] if both else [Worker.parse(worker).rank]
@@ -177,7 +173,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
 @pytest.mark.slow
 @given(reported())
 @settings(max_examples=300, deadline=None)
-def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bits(reports: dict[str, Report]) -> None:
+def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bits(reports):
     columns = ReportColumns.from_reports(reports)
     result = disagreement(lambda: compare(4, reports))
     assert disagreement(lambda: decide(job(3, 2, 2), 4, columns)) == result
@@ -190,7 +186,7 @@ def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bit
     assert found_squared == squared or not (math.isfinite(found_squared) or math.isfinite(squared))
 
 
-def test_states_are_compared_if_all_hosts_report_them() -> None:
+def test_states_are_compared_if_all_hosts_report_them():
     usual = {f"{k}.0": Report({0: [math.nan]}, None, checksums={0: k}, states={0: (5, 6)}) for k in range(3)}
     columns = ReportColumns.from_reports(usual)
     assert (columns.agree, columns.has_states) == (True, True)
@@ -202,7 +198,7 @@ def test_states_are_compared_if_all_hosts_report_them() -> None:
 
 
 def steps_of(record: GenerationRecord) -> tuple[int | None, int | None]:
-    return tuple(None if item is None else item.step for item in (record.verified, record.candidate))  # type: ignore[return-value]
+    return tuple(None if item is None else item.step for item in (record.verified, record.candidate))
 
 
 def committed(record: GenerationRecord, has_states: bool) -> GenerationRecord:
@@ -221,7 +217,7 @@ def committed(record: GenerationRecord, has_states: bool) -> GenerationRecord:
         (2, 4, [(-1, -1)] * 4 + [(-1, 3)] + [(3, 3)] * 3),
     ],
 )
-def test_candidate_state_is_verified_after_a_full_round(rounds: int, every: int, found: list[tuple[int, int]]) -> None:
+def test_candidate_state_is_verified_after_a_full_round(rounds, every, found):
     record, steps = GenerationRecord(1, [], {}, "", rounds=rounds), []
     for step in range(len(found)):
         record = committed(record, step % every == 0)
@@ -231,23 +227,22 @@ def test_candidate_state_is_verified_after_a_full_round(rounds: int, every: int,
     assert kept is None or (kept.last, kept.checkpoint) == (None, False)
 
 
-def test_restored_state_is_kept_in_the_present_layout() -> None:
+def test_restored_state_is_kept_in_the_present_layout():
     before = Verified(4, None, ["1.0"], holds="layout before")
     record = GenerationRecord(3, [], {}, "", committed=4, verified=before, rounds=5, holds="present layout")
     assert record.has_gone_back
     assert committed(record, False).verified == before
     after = committed(record, True)
     assert not after.has_gone_back
-    assert after.verified is not None
     assert (after.verified.step, after.verified.without, after.verified.holds) == (4, [], "present layout")
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 6])
 @pytest.mark.parametrize("rounds", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("every", [1, 2, 3, 4])
-def test_workers_keep_the_state_that_the_coordinator_goes_back_to(first: int, rounds: int, every: int) -> None:
+def test_workers_keep_the_state_that_the_coordinator_goes_back_to(first, rounds, every):
     record = GenerationRecord(1, [], {}, "", rounds=rounds, committed=first - 1)
-    kept, begun_with = set[int](), None
+    kept, begun_with = set(), None
     if first == 5:  # another generation before has kept an older state
         record = msgspec.structs.replace(record, verified=Verified(2, None))
         kept, begun_with = {2, 4}, 2
@@ -260,13 +255,11 @@ def test_workers_keep_the_state_that_the_coordinator_goes_back_to(first: int, ro
             kept |= {step - 1}
             assert record.verified is None or record.verified.step in kept
         record = committed(record, compared is not None)
-        assert record.verified is not None
         assert record.verified.step in kept
-        assert record.candidate is not None
         assert record.candidate.step in kept
 
 
-def test_tokens_per_second_are_a_mean_over_bursts_of_commits_and_follow_a_change() -> None:
+def test_tokens_per_second_are_a_mean_over_bursts_of_commits_and_follow_a_change():
     """Of steps of 0.1 s that are committed five at a time, and of 0.2 s from then on."""
     throughput = Throughput()
     bursts = [throughput.mean_after(0.5 if step % 5 == 0 else 1e-5) for step in range(400)]
@@ -293,7 +286,7 @@ def times(shape: Shape, slow: dict[Worker, float]) -> ComputeTimes:
     )
 
 
-def test_metrics_line_of_a_large_job_lists_only_outliers() -> None:
+def test_metrics_line_of_a_large_job_lists_only_outliers():
     """16,384 workers took 1 MiB."""
     slow = {Worker(3, 7): 3.0, Worker(200, 63): 0.25, Worker(255, 0): 1.5}
     line = times(Shape(256, 64, 64), slow).line()

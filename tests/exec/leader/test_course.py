@@ -1,12 +1,8 @@
 """The start of a run, the way back to a checkpoint after a stage was lost, and the end."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from recycle import JobError, RunError
+from recycle import JobError, RunError, Worker
 from recycle.exec.leader.actions import (
     Begin,
     EndEarly,
@@ -18,7 +14,6 @@ from recycle.exec.leader.actions import (
 )
 from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import REFUSED_THE_JOB, STAGE_LOST, Commit, FinalState, Saved, SavedPart, Start
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 
@@ -40,18 +35,18 @@ STORED = StoredCheckpoint(3, Commit(3, 1.5, 0.25, 1.0), has_metrics=True)
 STAGE_1 = [Worker(0, 1), Worker(1, 1)]
 
 
-def begun(begin: Begin | None = None, **run: Any) -> LeaderDriver:
+def begun(begin: Begin | None = None, **run) -> LeaderDriver:
     """Two pipelines of two stages, whose workers are about to be started."""
     return LeaderDriver(job(2, 2, 2, membership=LIMITS), begin=begin, **run)
 
 
-def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, int | None]]:
+def started(driver: LeaderDriver, since=0) -> dict[str, tuple[int, int, int | None]]:
     """Worker -> incarnation, generation before and step restored, of the processes that were started."""
     asked = driver.ordered(Start)[since:]
     return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
 
 
-def test_run_fails_when_nodes_or_workers_are_late() -> None:
+def test_run_fails_when_nodes_or_workers_are_late():
     driver = begun(is_connected=False)
     with pytest.raises(RunError, match=r"agents of nodes 0 were not ready within 8 s .*; see the logs"):
         driver.count_time(START_DEADLINE + 1)
@@ -61,7 +56,7 @@ def test_run_fails_when_nodes_or_workers_are_late() -> None:
         driver.count_time(START_DEADLINE + 1)
 
 
-def test_job_that_a_worker_refuses_is_an_error_of_the_job() -> None:
+def test_job_that_a_worker_refuses_is_an_error_of_the_job():
     driver = begun()
     driver.starts_up = False
     driver.tick()
@@ -70,7 +65,7 @@ def test_job_that_a_worker_refuses_is_an_error_of_the_job() -> None:
         driver.tick()
 
 
-def test_resumed_run_starts_its_workers_from_the_checkpoint() -> None:
+def test_resumed_run_starts_its_workers_from_the_checkpoint():
     driver = begun(Begin(checkpoint=STORED, generation=5, kept=frozenset({3})))
     assert driver.events("restored") == [
         {"step": 4, "checkpoint": "step-00000003", "live": ["0.0", "0.1", "1.0", "1.1"]}
@@ -83,7 +78,7 @@ def test_resumed_run_starts_its_workers_from_the_checkpoint() -> None:
     assert [action.line["step"] for action in driver.of_kind(Line)] == [4]
 
 
-def test_evaluation_that_a_checkpoint_leaves_is_made_up_for() -> None:
+def test_evaluation_that_a_checkpoint_leaves_is_made_up_for():
     evaluate = Commit(3, 1.5, 0.25, 1.0, evaluate=True)
     small = job(2, 2, 2, eval={"every": 4})
     due = LeaderDriver(small, begin=Begin(checkpoint=StoredCheckpoint(3, evaluate, has_metrics=False)))
@@ -94,7 +89,7 @@ def test_evaluation_that_a_checkpoint_leaves_is_made_up_for() -> None:
     assert not done.record.is_evaluation_due
 
 
-def lost(driver: LeaderDriver) -> None:
+def lost(driver: LeaderDriver):
     """Both hosts of stage 1 die after step 4."""
     driver.start_and_form()
     for _ in range(5):
@@ -104,7 +99,7 @@ def lost(driver: LeaderDriver) -> None:
     driver.tick()
 
 
-def test_lost_stage_restores_the_newest_checkpoint() -> None:
+def test_lost_stage_restores_the_newest_checkpoint():
     driver = begun()
     driver.checkpoint = STORED
     lost(driver)
@@ -122,7 +117,7 @@ def test_lost_stage_restores_the_newest_checkpoint() -> None:
     assert [action.line["step"] for action in driver.of_kind(Line)] == [0, 1, 2, 3, 4, 4]
 
 
-def test_run_fails_when_too_few_workers_are_left() -> None:
+def test_run_fails_when_too_few_workers_are_left():
     driver = LeaderDriver(job(1, 2, 2, membership=LIMITS))
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -134,7 +129,7 @@ def test_run_fails_when_too_few_workers_are_left() -> None:
         driver.count_time(2)
 
 
-def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
+def test_nodes_that_may_return_are_waited_for_until_a_deadline():
     driver = begun(restarts=1)
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -156,9 +151,7 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
         (["ValueError: 5", ""], 0, STAGE_LOST),
     ],
 )
-def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
-    ends: list[str], commits: int, exit_code: int
-) -> None:
+def test_script_that_fails_alike_at_once_is_not_to_be_started_again(ends, commits, exit_code):
     driver = begun(script_restarts=0)
     driver.start_and_form()
     for _ in range(commits):
@@ -173,7 +166,7 @@ def test_script_that_fails_alike_at_once_is_not_to_be_started_again(
     assert raised.value.exit_code == exit_code
 
 
-def test_workers_that_cannot_be_ended_fail_the_run() -> None:
+def test_workers_that_cannot_be_ended_fail_the_run():
     driver = begun()
     driver.kills = False
     lost(driver)
@@ -181,7 +174,7 @@ def test_workers_that_cannot_be_ended_fail_the_run() -> None:
         driver.count_time(REJOIN_DEADLINE + 1)
 
 
-def test_restore_waits_for_a_checkpoint_in_completion() -> None:
+def test_restore_waits_for_a_checkpoint_in_completion():
     driver = LeaderDriver(job(2, 2, 2, membership=LIMITS, train={"checkpoint_every": 5}))
     driver.checkpoint = STORED
     driver.start_and_form()
@@ -202,13 +195,13 @@ def test_restore_waits_for_a_checkpoint_in_completion() -> None:
 ENDING = {"heartbeat": 0.5, "dead_after": 2.0, "hung_after": 2.0, "hung_factor": 1.0, "grace": 8.0}
 
 
-def running(steps: int = 1, **sections: dict[str, Any]) -> LeaderDriver:
+def running(steps=1, **sections) -> LeaderDriver:
     driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps)
     driver.start_and_form()
     return driver
 
 
-def finished(**sections: dict[str, Any]) -> LeaderDriver:
+def finished(**sections) -> LeaderDriver:
     """Four workers that have committed the only iteration."""
     driver = running(**sections)
     driver.report(states=1 if "integrity" in sections else None)
@@ -216,17 +209,17 @@ def finished(**sections: dict[str, Any]) -> LeaderDriver:
     return driver
 
 
-def leave_state(driver: LeaderDriver, name: str, digest: str = "same") -> None:
+def leave_state(driver: LeaderDriver, name: str, digest="same"):
     driver.say(name, FinalState({Worker.parse(name).rank: digest}))
 
 
-def save_parts(driver: LeaderDriver) -> None:
+def save_parts(driver: LeaderDriver):
     for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     driver.tick()
 
 
-def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> None:
+def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run():
     driver = finished()
     for name in ("0.1", "1.0"):
         leave_state(driver, name)
@@ -238,7 +231,7 @@ def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> 
     assert [finish.digests for finish in driver.of_kind(Finish)] == [{"0.1": {1: "same"}, "1.0": {0: "same"}}]
 
 
-def test_final_states_that_differ_are_an_event() -> None:
+def test_final_states_that_differ_are_an_event():
     driver = finished()
     for name in driver.record.live:
         leave_state(driver, name, "other" if name == "1.1" else "same")
@@ -248,7 +241,7 @@ def test_final_states_that_differ_are_an_event() -> None:
     assert len(driver.of_kind(Finish)) == 1
 
 
-def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
+def test_final_states_that_differ_fail_a_run_that_compares_states():
     driver = finished(integrity={"digests": 1})
     leave = [name for name in driver.record.live if name != "1.1"]
     for name in leave:
@@ -262,7 +255,7 @@ def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
     assert driver.of_kind(Finish) == []
 
 
-def test_early_end_falls_back_to_the_committed_step() -> None:
+def test_early_end_falls_back_to_the_committed_step():
     driver = running(steps=9)
     driver.report()
     driver.take(EndEarly())
@@ -270,7 +263,6 @@ def test_early_end_falls_back_to_the_committed_step() -> None:
     assert driver.phase is Phase.RUNNING
     driver.count_time(2)
     assert (driver.phase, driver.record.generation) == (Phase.FINISHED, 2)
-    assert driver.record.commit is not None
     assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)
     for name in driver.record.live:
         leave_state(driver, name)
@@ -279,7 +271,7 @@ def test_early_end_falls_back_to_the_committed_step() -> None:
     assert driver.events("stopped") == [{"step": 0, "checkpoint": "step-00000000"}]
 
 
-def test_early_end_before_the_first_iteration_needs_no_checkpoint() -> None:
+def test_early_end_before_the_first_iteration_needs_no_checkpoint():
     driver = LeaderDriver(job(2, 2, 2, membership=ENDING))
     driver.tick()
     driver.take(EndEarly())

@@ -1,7 +1,5 @@
 """Deadlines of silent and stuck workers, and the choice between two workers that are cut off."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,14 +18,14 @@ LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor"
 
 
 @pytest.fixture
-def config() -> PricedJob:
+def config():
     return job(2, 2, 2, membership=LIMITS)
 
 
 class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, config: PricedJob, is_starting: bool = False) -> None:
+    def __init__(self, config: PricedJob, is_starting=False):
         self.detector, self._is_starting = FailureDetector(config, runs_script=is_starting), is_starting
         self.now, self.beats = 100.0, 0
 
@@ -47,9 +45,7 @@ class Detector:
         return self.now - began, ""
 
 
-def test_operation_hangs_after_ten_times_its_longest_duration_or_four_seconds(
-    config: PricedJob,
-) -> None:
+def test_operation_hangs_after_ten_times_its_longest_duration_or_four_seconds(config):
     for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
         judge = Detector(config)
         judge.until_lost("6 waiting 0F 0.1", 1.0)
@@ -58,7 +54,7 @@ def test_operation_hangs_after_ten_times_its_longest_duration_or_four_seconds(
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
-def test_waiting_worker_never_hangs_and_silent_worker_is_dead(config: PricedJob) -> None:
+def test_waiting_worker_never_hangs_and_silent_worker_is_dead(config):
     judge = Detector(config)
     assert judge.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
     took, why = judge.until_lost(None, 100.0)
@@ -66,7 +62,7 @@ def test_waiting_worker_never_hangs_and_silent_worker_is_dead(config: PricedJob)
     assert why == "no heartbeat for 4 s"
 
 
-def test_heartbeat_of_a_process_does_not_count_for_its_successor(config: PricedJob) -> None:
+def test_heartbeat_of_a_process_does_not_count_for_its_successor(config):
     judge = Detector(config, is_starting=True)
     judge.until_lost("6 working 1F 0.1", 1.0)
     judge.detector.forget([A])
@@ -78,14 +74,14 @@ def test_heartbeat_of_a_process_does_not_count_for_its_successor(config: PricedJ
     assert why == "no progress for 4 s in 0F"
 
 
-def test_suspension_of_the_leader_is_not_silence(config: PricedJob) -> None:
+def test_suspension_of_the_leader_is_not_silence(config):
     judge = Detector(config)
     judge.until_lost("7 working 1F 0.1", 3.0)
     judge.now += 1000.0
     assert judge.until_lost(None, 0.75)[1] == ""
 
 
-def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
+def test_one_silent_or_hung_process_of_a_worker_is_enough():
     detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
         now = tick / 4
@@ -107,7 +103,7 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
     assert not detector.is_silent(B, now)
 
 
-def test_the_profile_counts_where_its_unit_is_known() -> None:
+def test_the_profile_counts_where_its_unit_is_known():
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
     slow = job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)
@@ -115,7 +111,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
-def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("recycle.exec.device.time.monotonic", lambda: clock[0])
     progress = Progress()
@@ -134,7 +130,7 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
     assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
 
 
-def test_cut_pair_is_fenced_by_rule() -> None:
+def test_cut_pair_is_fenced_by_rule():
     assert select_fenced((A, B), [A, B, C, D]) == B
     assert select_fenced((B, A), [A, B, C, D]) == B
     assert select_fenced((A, B), [A, B, C]) == A
@@ -145,10 +141,8 @@ def test_cut_pair_is_fenced_by_rule() -> None:
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
-def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
-    config: PricedJob, silent: tuple[Worker, ...], seconds: float
-) -> None:
-    detector, lost = FailureDetector(config), dict[Worker, str]()
+def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(config, silent, seconds):
+    detector, lost = FailureDetector(config), {}
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
@@ -160,7 +154,7 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
 
 
-def test_workers_are_not_judged_without_new_heartbeats(config: PricedJob) -> None:
+def test_workers_are_not_judged_without_new_heartbeats(config):
     judge = Detector(config)
     judge.until_lost("7 waiting 1F 0.1", 1.0)
     judge.detector.are_due = False

@@ -1,13 +1,11 @@
 """Hosts with different numbers: the odd workers, and the leader's decisions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from recycle import RunError, Worker
+from recycle import MicroBatch, RunError, Worker
 from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, MicroBatchChecksums
 from recycle.exec.leader.actions import Begin
 from recycle.exec.leader.commit import ReportColumns
@@ -24,12 +22,11 @@ from recycle.exec.leader.disagreement import (
 from recycle.exec.protocol import Commit, Cursor, GenerationRecord, Report, StepReport, Verified
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
-from recycle.job.shape import MicroBatch
 from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 
-def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
+def report(*norms: float, checksum=1, loss: float | None = None, common: float | None = None) -> Report:
     """Of a host of stage 0."""
     replicated = {} if common is None else {0: [common]}
     return Report({0: list(norms)}, loss, replicated=replicated, checksums={0: checksum})
@@ -70,9 +67,7 @@ SPOILT = report(math.nan, loss=math.nan, common=math.nan)
         ),
     ],
 )
-def test_host_that_differs_from_the_majority_is_odd(
-    reports: dict[str, Report], odd: list[str] | None, what: str
-) -> None:
+def test_host_that_differs_from_the_majority_is_odd(reports, odd, what):
     if odd is None:
         compare(4, reports)
         return
@@ -90,7 +85,7 @@ def disagreement(**reports: Report) -> Disagreement:
     return raised.value
 
 
-def test_minority_state_is_odd_and_its_bit_is_found() -> None:
+def test_minority_state_is_odd_and_its_bit_is_found():
     """The 20th bit of word 1000 is set in one of them."""
     result = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
     assert result.odd == {"1.0": "it holds a different state of stage 0 than workers 0.0 and 2.0"}
@@ -103,20 +98,20 @@ def test_minority_state_is_odd_and_its_bit_is_found() -> None:
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
 
 
-def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
+def of_shards(*, holds: bool, state=1, parameters=1) -> Report:
     """Of a host of stage 0 that holds its only shard, or does not."""
-    norms, states = {PARAMETERS: list[float]()}, {PARAMETERS: (parameters, 0)}
+    norms, states = {PARAMETERS: []}, {PARAMETERS: (parameters, 0)}
     return Report(norms | ({0: [1.0]} if holds else {}), None, states=states | ({0: (state, 0)} if holds else {}))
 
 
-def test_minority_parameters_accuse_their_worker() -> None:
+def test_minority_parameters_accuse_their_worker():
     holders = {"w0_0": of_shards(holds=True), "w1_0": of_shards(holds=True)}
     result = disagreement(**holders, w2_0=of_shards(holds=False, parameters=2))
     assert result.is_of_state
     assert result.odd == {"2.0": "it holds a different parameter of stage 0 than workers 0.0 and 1.0"}
 
 
-def test_parameters_derived_from_a_wrong_state_accuse_no_worker() -> None:
+def test_parameters_derived_from_a_wrong_state_accuse_no_worker():
     """All workers but the second holder have the first holder's wrong parameters."""
     wrong = {"w0_0": of_shards(holds=True, state=2, parameters=2), "w2_0": of_shards(holds=False, parameters=2)}
     result = disagreement(**wrong, w1_0=of_shards(holds=True))
@@ -124,7 +119,7 @@ def test_parameters_derived_from_a_wrong_state_accuse_no_worker() -> None:
     assert result.odd == {}
 
 
-def test_a_shard_that_is_still_copied_is_not_compared() -> None:
+def test_a_shard_that_is_still_copied_is_not_compared():
     copying = replace(of_shards(holds=True), states={PARAMETERS: (1, 0)})
     compare(4, {"0.0": of_shards(holds=True), "1.0": of_shards(holds=True), "2.0": copying})
     columns = ReportColumns.from_reports({"0.0": of_shards(holds=True), "2.0": copying})
@@ -138,7 +133,7 @@ CHECKED = Checked(1, MicroBatch(2, 3))
 WORK = Voted(CHECKED)
 
 
-def made(activation: int, gradient: int = 5, weights: int = 7) -> MicroBatchChecksums:
+def made(activation: int, gradient=5, weights=7) -> MicroBatchChecksums:
     return MicroBatchChecksums(Checksum(activation, 0), Checksum(gradient, 0), Checksum(weights, 0))
 
 
@@ -164,20 +159,17 @@ def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
         ({"k2": RIGHT, "k0": RIGHT}, {}, None, False),
     ],
 )
-def test_host_with_a_result_contradicted_by_the_majority_is_odd(
-    now: dict[str, MicroBatchChecksums], before: dict[str, MicroBatchChecksums], odd: list[str] | None, disputed: bool
-) -> None:
+def test_host_with_a_result_contradicted_by_the_majority_is_odd(now, before, odd, disputed):
     result = count_votes(4, votes(**now), votes(**before))
     assert (None if result is None else list(result.odd)) == odd
     assert result is None or result.disputed == [CHECKED] * disputed
 
 
-def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
+def test_tensor_ranks_vote_with_the_same_rank_of_other_workers():
     messages = [("2.1", RIGHT), ("2.1t1", WRONG), ("0.1", RIGHT), ("0.1t1", WRONG), ("1.1", RIGHT), ("1.1t1", RIGHT)]
     result = count_votes(
         4, votes_of([(name, replayed_as(CHECKED, values, name.startswith("2"))) for name, values in messages])
     )
-    assert result is not None
     assert list(result.odd) == ["1.1"]
     assert {part["worker"] for part in result.parts} == {"1.1t1"}
     assert "for micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in result.description
@@ -224,15 +216,13 @@ AGREED = Verified(4, Commit(4, 2.0, 0.5, 1.0))
         (AGREED, (5, 6, 7), [], 4),
     ],
 )
-def test_odd_host_is_fenced_and_the_agreed_state_restored(
-    verified: Verified | None, states: tuple[int, ...], fenced: list[str], committed: int
-) -> None:
+def test_odd_host_is_fenced_and_the_agreed_state_restored(verified, states, fenced, committed):
     driver = judged(OF_THREE, verified, states_of(*states))
     assert [name for name, _ in driver.detected] == fenced
     assert (driver.record.committed, corrupt(driver)) == (committed, [(8, fenced)])
 
 
-def test_two_differing_hosts_roll_back_or_need_a_checkpoint() -> None:
+def test_two_differing_hosts_roll_back_or_need_a_checkpoint():
     driver = judged(OF_TWO, AGREED, states_of(5, 6))
     assert (driver.record.committed, driver.detected) == (4, [])
     with pytest.raises(RunError, match="also when repeated, and the run has no complete checkpoint"):

@@ -1,17 +1,14 @@
 """What counts as drift: clocks of the workers and times of messages against the profile that was planned with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from recycle import Link, Profile, Shape, Worker
 from recycle.exec.leader.drift import FACTOR, LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import Computed, LinkTime, Report
-from recycle.job.profile import Link, Profile
-from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)
@@ -41,10 +38,10 @@ def iteration(
     factors: dict[Worker, float] | None = None,
     stages: dict[int, float] | None = None,
     without: tuple[Worker, ...] = (),
-    unit: float = 1.0,
+    unit=1.0,
 ) -> ComputeTimes:
     """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
-    report: dict[Worker, list[Computed]] = {}
+    report = {}
     for worker in SHAPE.workers():
         s, whole = worker.rank, 2 if worker == Worker(2, 1) else 1
         factor = unit * (factors or {}).get(worker, 1.0) * (stages or {}).get(s, 1.0)
@@ -60,14 +57,14 @@ def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
     return None if result is None else result.profile
 
 
-def test_planned_times_do_not_depart_in_any_unit() -> None:
+def test_planned_times_do_not_depart_in_any_unit():
     watch = drift()
     for unit in (1.0, 1.3, 2.0, 0.7) * 4:
         watch.observe(iteration(unit=unit), BASE)
     assert seen(watch) is None
 
 
-def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_factor() -> None:
+def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_factor():
     watch = drift()
     for _ in range(20):
         watch.observe(iteration(), BASE)
@@ -75,11 +72,10 @@ def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_facto
         watch.observe(iteration({SLOW: 3.0}), BASE)
         assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
     result = watch.departed(BASE)
-    assert result is not None
     assert result.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
 
-def test_noise_at_the_threshold_changes_the_plan_once() -> None:
+def test_noise_at_the_threshold_changes_the_plan_once():
     watch, planned, plans = drift(), BASE, 0
     for place in range(200):
         watch.observe(iteration({SLOW: 1.10 + 0.12 * (place // N % 2)}), planned)  # 1.10 and 1.22 in turns
@@ -90,7 +86,7 @@ def test_noise_at_the_threshold_changes_the_plan_once() -> None:
     assert planned.speed == {"1.1": 1.22}
 
 
-def test_a_worker_that_recovers_departs_back_to_no_factor_at_all() -> None:
+def test_a_worker_that_recovers_departs_back_to_no_factor_at_all():
     watch = drift()
     planned = Profile(**{**vars(BASE), "speed": {"1.1": 3.0}})
     for _ in range(N):
@@ -102,7 +98,7 @@ def test_a_worker_that_recovers_departs_back_to_no_factor_at_all() -> None:
     assert seen(watch, planned) == BASE
 
 
-def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
+def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely():
     watch, planned = drift(), Profile(**{**vars(BASE), "speed": {"1.1": 30.0}})
     for wait in (RETRY * N, 2 * RETRY * N, 4 * RETRY * N):
         for _ in range(N):
@@ -113,12 +109,11 @@ def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
         assert seen(watch, planned) == BASE
 
 
-def test_slow_stage_is_planned_with_its_measured_times() -> None:
+def test_slow_stage_is_planned_with_its_measured_times():
     watch = drift()
     for _ in range(N):
         watch.observe(iteration(stages={1: 1.5}), BASE)
     result = seen(watch)
-    assert result is not None
     assert result.speed == {}
     ratio = [result.per_stage(name, 2)[1] / result.per_stage(name, 2)[0] for name in ("forward", "backward_input")]
     assert ratio == pytest.approx([1.5, 1.5], rel=0.01)
@@ -128,18 +123,18 @@ def test_slow_stage_is_planned_with_its_measured_times() -> None:
     assert seen(watch, result) is None
 
 
-def test_times_below_the_floor_are_noise() -> None:
+def test_times_below_the_floor_are_noise():
     watch = drift()
     for _ in range(2 * N):
         watch.observe(iteration({SLOW: 3.0}, unit=LEAST_SECONDS / 0.06), BASE)
     assert seen(watch) is None
 
 
-def test_workers_with_unlike_stages_are_compared_per_stage() -> None:
+def test_workers_with_unlike_stages_are_compared_per_stage():
     """0.0 and 1.0 share stage 0, 1.0 and 2.0 stage 1; stage 2 has one host, so its times do not count."""
     hosts = {Worker(0, 0): (0,), Worker(1, 0): (0, 1), Worker(2, 0): (1, 2)}
 
-    def reports(slow: Worker | None, last: float) -> ComputeTimes:
+    def reports(slow, last):
         report = {}
         for worker, stages in hosts.items():
             factor = 2.0 if worker == slow else 1.0
@@ -155,7 +150,6 @@ def test_workers_with_unlike_stages_are_compared_per_stage() -> None:
         for _ in range(N):
             watch.observe(reports(slow, last=0.1), BASE, by_stage=True)
         result = watch.departed(BASE)
-        assert result is not None
         assert result.profile.speed == {str(slow): 2.0}
 
 
@@ -180,11 +174,11 @@ SLOW_LINK = Worker(1, 0), Worker(1, 1)
 
 def sent_messages(
     factors: dict[tuple[Worker, Worker], float] | None = None,
-    waited: float = 0.02,
-    every: float = 1.0,
+    waited=0.02,
+    every=1.0,
 ) -> ComputeTimes:
     """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
-    result: dict[Worker, list[LinkTime]] = {}
+    result = {}
     for worker in LINKED.workers():
         result[worker] = []
         for rank in (worker.rank - 1, worker.rank + 1):
@@ -212,7 +206,7 @@ def links_seen(monitor: DriftMonitor, planned: Profile = LINK_BASE) -> dict[str,
     return None if result is None else result.profile.links
 
 
-def test_slow_link_is_found_after_half_a_window_and_gets_its_measured_price() -> None:
+def test_slow_link_is_found_after_half_a_window_and_gets_its_measured_price():
     monitor = link_monitor()
     for _ in range(20):
         monitor.observe(sent_messages(), LINK_BASE)
@@ -221,13 +215,12 @@ def test_slow_link_is_found_after_half_a_window_and_gets_its_measured_price() ->
         result = links_seen(monitor)
         assert result == (None if count <= N // 2 else {"1.0>1.1": Link(2.0, 2.0)})
     departure = monitor.departed(LINK_BASE)
-    assert departure is not None
     assert departure.causes == ["messages from 1.0 to 1.1 take 4 times as long as the profile says"]
     assert departure.slow_links == [{"worker": "1.0", "peer": "1.1", "seconds": 4 * PRICE * LINK_UNIT, "factor": 4.0}]
     assert replace(LINK_BASE, links=result or {}).transfer_seconds(LINKED, 3, 4, 0) == 4 * PRICE
 
 
-def test_slightly_or_rarely_or_commonly_slow_links_are_ignored() -> None:
+def test_slightly_or_rarely_or_commonly_slow_links_are_ignored():
     for reports in (
         [sent_messages({SLOW_LINK: 0.95 * FACTOR})],
         [sent_messages({SLOW_LINK: 9.0}), sent_messages()],
@@ -240,7 +233,7 @@ def test_slightly_or_rarely_or_commonly_slow_links_are_ignored() -> None:
             assert links_seen(monitor) is None
 
 
-def test_recovered_link_gets_its_profiled_price_again() -> None:
+def test_recovered_link_gets_its_profiled_price_again():
     monitor, planned = link_monitor(), replace(LINK_BASE, links={"1.0>1.1": Link(2.0, 2.0)})
     for factor in (4.0, 5.0):
         for _ in range(N):

@@ -1,13 +1,11 @@
 """The leader's decisions after reports, broken connections, silence and deadlines, and the next leader's start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
 import pytest
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec.leader import forming
 from recycle.exec.leader.actions import (
     Ask,
@@ -29,7 +27,6 @@ from recycle.exec.protocol import (
     FaultReached,
     Formed,
     FromWorker,
-    GenerationPhase as PersistedPhase,
     Permit,
     Progress,
     Propose,
@@ -40,14 +37,13 @@ from recycle.exec.protocol import (
     Strike,
     Verified,
 )
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import FACTS, KILLED, LIVE, LeaderDriver, cursor_of, follow, record
 from tests.exec.runs import job
 
 NOT_FINITE = float("inf")
 
 
-def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal() -> None:
+def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal():
     driver = LeaderDriver(job(2, 2, 2, train={"non_finite": "fatal"}))
     driver.start_and_form()
     driver.report(norm=NOT_FINITE)
@@ -59,7 +55,7 @@ def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal() -> None:
     assert driver.of_kind(Line) == []
 
 
-def test_staggered_step_that_needs_clipping_is_repeated_with_the_barrier() -> None:
+def test_staggered_step_that_needs_clipping_is_repeated_with_the_barrier():
     driver = LeaderDriver(job(2, 2, 2, train={"clip": 1.0}))
     driver.plan = lambda question: PreparedPlan("plan", {"barrier": 9.0, "staggered": 8.0})
     driver.start_and_form()
@@ -71,11 +67,10 @@ def test_staggered_step_that_needs_clipping_is_repeated_with_the_barrier() -> No
     driver.start_and_form()
     driver.report(norm=100.0)
     assert driver.record.committed == step + 1
-    assert driver.record.commit is not None
     assert driver.record.commit.clip_factor == pytest.approx(0.0707, rel=0.01)
 
 
-def test_fully_reported_iteration_commits_despite_a_later_death() -> None:
+def test_fully_reported_iteration_commits_despite_a_later_death():
     driver = LeaderDriver(job(2, 2, 2))
     driver.start_and_form()
     for step in (1, 0):  # no worker is further ahead
@@ -89,7 +84,7 @@ def test_fully_reported_iteration_commits_despite_a_later_death() -> None:
     assert driver.events("detected") == [{"worker": "1.1", "step": 2, "cause": KILLED}]
 
 
-def test_death_is_reported_after_the_end_of_the_generation_is_written() -> None:
+def test_death_is_reported_after_the_end_of_the_generation_is_written():
     """A leader that is cut off cannot write the register, so it does not report other workers dead."""
     driver = LeaderDriver(job(2, 2, 2))
     driver.start_and_form()
@@ -101,7 +96,7 @@ def test_death_is_reported_after_the_end_of_the_generation_is_written() -> None:
     assert ended < deaths
 
 
-def test_cut_fences_the_worker_with_more_peers() -> None:
+def test_cut_fences_the_worker_with_more_peers():
     driver = LeaderDriver(job(2, 2, 2))
     driver.start_and_form()
     driver.end(Worker(1, 1), KILLED)
@@ -130,14 +125,14 @@ LIMITS = {
 LATE = Worker(1, 1)
 
 
-def proposed(steps: int = 9, *, sections: dict[str, dict[str, Any]] | None = None, **run: Any) -> LeaderDriver:
+def proposed(steps=9, *, sections: dict[str, dict[str, Any]] | None = None, **run) -> LeaderDriver:
     """Six workers of two stages, whose first generation is proposed."""
     driver = LeaderDriver(job(3, 2, 2, membership=LIMITS, **(sections or {})), steps, **run)
     driver.start()
     return driver
 
 
-def test_worker_that_does_not_acknowledge_is_fenced() -> None:
+def test_worker_that_does_not_acknowledge_is_fenced():
     driver = proposed()
     driver.acknowledge(without=["1.1"])
     driver.count_time(FORM_TIMEOUT + HUNG_AFTER - 1)
@@ -150,7 +145,7 @@ def test_worker_that_does_not_acknowledge_is_fenced() -> None:
     assert driver.record.live == ["0.0", "0.1", "1.0", "2.0", "2.1"]
 
 
-def test_worker_silent_during_forming_is_fenced_last() -> None:
+def test_worker_silent_during_forming_is_fenced_last():
     driver = proposed()
     driver.acknowledge()
     driver.form(["0.1"], dict.fromkeys(driver.record.live, Formed("waited in vain", expired=True)))
@@ -160,10 +155,10 @@ def test_worker_silent_during_forming_is_fenced_last() -> None:
     assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
 
 
-def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced() -> None:
+def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced():
     driver = proposed()
 
-    def attempt() -> None:
+    def attempt():
         driver.acknowledge()
         driver.form(without=["0.0", "1.0", "2.0"])
         driver.count_time(2 * FORM_TIMEOUT + 1)
@@ -175,7 +170,7 @@ def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_f
     assert driver.detected == []
 
 
-def test_generation_in_which_all_workers_wait_without_progress_is_repeated() -> None:
+def test_generation_in_which_all_workers_wait_without_progress_is_repeated():
     driver = proposed()
     driver.start_and_form()
     driver.count_time(2 * TRANSPORT_TIMEOUT)
@@ -187,7 +182,7 @@ def test_generation_in_which_all_workers_wait_without_progress_is_repeated() -> 
     assert (driver.record.generation, driver.detected) == (2, [])
 
 
-def test_last_evaluation_may_wait_for_the_last_checkpoint() -> None:
+def test_last_evaluation_may_wait_for_the_last_checkpoint():
     """The last checkpoint waits for the previous one, with its own deadline."""
     deadline = 60.0
     driver = proposed(
@@ -203,7 +198,7 @@ def test_last_evaluation_may_wait_for_the_last_checkpoint() -> None:
     assert driver.record.generation == 2
 
 
-def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_never_comes_ends_the_run(monkeypatch):
     monkeypatch.setattr(forming, "PLAN_SECONDS", 30.0)
     driver = proposed()
     driver.plan = lambda question: None
@@ -215,7 +210,7 @@ def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         driver.count_time(4)
 
 
-def test_ending_run_kills_no_stuck_worker_that_is_a_last_host() -> None:
+def test_ending_run_kills_no_stuck_worker_that_is_a_last_host():
     """All of them may be compiling."""
     driver = proposed()
     driver.start_and_form()
@@ -239,7 +234,7 @@ FORM, RUN = Permit(3, "form"), Permit(3, "run")
 
 
 @pytest.mark.parametrize("phase", [None, "proposed"])
-def test_proposed_generation_is_abandoned_by_the_next_leader(phase: PersistedPhase | None) -> None:
+def test_proposed_generation_is_abandoned_by_the_next_leader(phase):
     driver = follow(record(), phase)
     assert driver.told(Propose) == [Propose(record())]
     assert driver.told(Stop) == [Stop(3)]
@@ -252,7 +247,7 @@ def test_proposed_generation_is_abandoned_by_the_next_leader(phase: PersistedPha
     assert driver.of_kind(Persist)[-1] == Persist(cursor_of(after, "proposed"), after)
 
 
-def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_state() -> None:
+def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_state():
     driver = follow(record(verified=Verified(4, FACTS)), "running", restarts=1)
     driver.end(Worker(1, 0), KILLED)
     driver.tick()
@@ -266,7 +261,7 @@ def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_stat
     assert after.verified == Verified(4, FACTS, without=["1.0"])
 
 
-def test_running_generation_continues_and_its_permits_are_repeated() -> None:
+def test_running_generation_continues_and_its_permits_are_repeated():
     """The last leader may have died between its register and its messages."""
     driver = follow(record(joins=["1.0"]), "running")
     assert driver.told(Permit) == [FORM, RUN]
@@ -277,7 +272,7 @@ def test_running_generation_continues_and_its_permits_are_repeated() -> None:
     assert driver.record.committed == 5
 
 
-def test_cursor_says_how_far_the_generation_has_come() -> None:
+def test_cursor_says_how_far_the_generation_has_come():
     later, verified = Commit(6, 2.5, 0.5, 1.0, next_mode="staggered"), Verified(6, None)
     progress = Progress(committed=6, commit=later, mode="staggered", verified=verified).progress()
     cursor = Cursor(3, "running", released={"1.0": 2}, gone={"1.0": 3}, **progress)
@@ -288,7 +283,7 @@ def test_cursor_says_how_far_the_generation_has_come() -> None:
     assert driver.leader.cursor() == cursor
 
 
-def test_fault_that_has_struck_does_not_strike_again() -> None:
+def test_fault_that_has_struck_does_not_strike_again():
     faults = [PlannedFault("kill:0.0@1", fault_worker, 1) for fault_worker in WORKERS]
     driver = follow(record(), cursor=cursor_of(record(), "running", struck={0: "1.0"}), faults=faults)
     for number in (0, 1):
@@ -299,7 +294,7 @@ def test_fault_that_has_struck_does_not_strike_again() -> None:
     assert driver.of_kind(Persist)[-1].cursor.struck == {0: "1.0", 1: "0.0"}
 
 
-def test_cut_is_judged_only_after_heartbeats_had_time_to_arrive() -> None:
+def test_cut_is_judged_only_after_heartbeats_had_time_to_arrive():
     """The agent of the silent worker does not come."""
     homes = {Worker(0, 0): 0, Worker(1, 0): 1}
     driver = follow(record(), "running", homes=homes, is_connected=False)
@@ -310,7 +305,7 @@ def test_cut_is_judged_only_after_heartbeats_had_time_to_arrive() -> None:
     assert driver.detected == [("0.0", "cut off from worker 1.0")]
 
 
-def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
+def test_record_of_a_restart_starts_its_workers_from_the_checkpoint():
     restarted = msgspec.structs.replace(record(), plan="", roles={}, periods={}, places={"1.0": "0.0", "0.0": "1.0"})
     begin = Begin(record=restarted, cursor=cursor_of(restarted, "abandoned"))
     driver = LeaderDriver(job(2, 1, 1), begin=begin)
@@ -321,7 +316,7 @@ def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
     assert (driver.record.generation, driver.record.committed) == (4, 4)
 
 
-def test_record_that_names_a_plan_without_file_fails() -> None:
+def test_record_that_names_a_plan_without_file_fails():
     with pytest.raises(
         RunError, match="plan gone, which defines what the workers hold, is missing in the run directory"
     ):

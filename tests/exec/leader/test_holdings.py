@@ -1,7 +1,5 @@
 """Holdings of workers, lost units, and the copies that a plan needs; for units and shards."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import msgspec
@@ -32,7 +30,7 @@ CHAINS = cut({"0.0": (0,), "1.0": (1, 2), "0.1": (3,), "2.0": (0, 1), "2.1": (2,
 """One chain of three and one of two, without 1.1."""
 
 
-def test_only_missing_units_are_copied_from_alternating_sources() -> None:
+def test_only_missing_units_are_copied_from_alternating_sources():
     holdings = Holdings(FIRST)
     live = EVERYBODY - {Worker(1, 1)}
     # 1.0 had layers 0 to 3 (units 0 to 4), and gets 2 to 4; 0.0 keeps two of its four.
@@ -47,7 +45,7 @@ def test_only_missing_units_are_copied_from_alternating_sources() -> None:
     ]
 
 
-def test_initial_holdings_have_an_empty_name() -> None:
+def test_initial_holdings_have_an_empty_name():
     holdings = Holdings(FIRST)
     assert holdings.target(None, EVERYBODY, EVERYBODY) == FIRST
     assert holdings.name_of("digest", FIRST) == ""
@@ -58,7 +56,7 @@ def test_initial_holdings_have_an_empty_name() -> None:
     assert (holdings.plan, holdings.units_of(Worker(1, 0))) == ("", ((0, 5),))
 
 
-def test_units_without_a_live_holder_are_lost() -> None:
+def test_units_without_a_live_holder_are_lost():
     holdings = Holdings(FIRST)
     assert holdings.lost(EVERYBODY) == ()
     assert holdings.lost({Worker(0, 0), Worker(1, 0)}) == ((5, 10),)
@@ -76,7 +74,7 @@ def test_units_without_a_live_holder_are_lost() -> None:
 def layouts(draw: st.DrawFn) -> Hosts:
     """Some of the workers in chains, each of which hosts the whole model."""
     workers = draw(st.permutations(sorted(EVERYBODY)))
-    stages: dict[str, tuple[int, ...]] = {}
+    stages = {}
     while len(workers) > 0 and (not stages or draw(st.booleans())):
         length = draw(st.integers(1, min(4, len(workers))))
         ends = sorted(draw(st.sets(st.integers(1, 7), min_size=length - 1, max_size=length - 1)))
@@ -88,7 +86,7 @@ def layouts(draw: st.DrawFn) -> Hosts:
 
 @settings(max_examples=200)
 @given(layouts(), layouts())
-def test_copies_complete_the_planned_holdings(was: Hosts, to: Hosts) -> None:
+def test_copies_complete_the_planned_holdings(was, to):
     holdings = Holdings(FIRST)
     holdings.set_current("was", was)
     holders, live = set(was.stages), set(was.stages) | set(to.stages)
@@ -135,7 +133,7 @@ def workers(*names: str) -> list[Worker]:
     return [Worker.parse(name) for name in names]
 
 
-def test_shards_are_copied_after_a_death_and_again_after_the_rejoin() -> None:
+def test_shards_are_copied_after_a_death_and_again_after_the_rejoin():
     owned = holdings()
     run(owned, ALL, ALL)
     # Shards 0 to 2 of stage 0 lie on 0.0 and 1.0, 1.0 and 2.0, 2.0 and 0.0.
@@ -166,7 +164,7 @@ def test_shards_are_copied_after_a_death_and_again_after_the_rejoin() -> None:
     assert run(owned, ALL, ALL) == []
 
 
-def test_shard_without_an_owner_is_lost_and_named() -> None:
+def test_shard_without_an_owner_is_lost_and_named():
     owned = holdings()
     run(owned, ALL, ALL)
     assert owned.lost(workers("0.0", "2.0", "0.1", "1.1")) == ()
@@ -182,7 +180,7 @@ def elastic() -> PricedJob:
     return config.with_sections(planner=msgspec.structs.replace(config.planner, layout="elastic"))
 
 
-def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along() -> None:
+def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along():
     job_, positions = elastic(), list(elastic().shape.workers())
     given = Hosts.at_start(job_, None)
     owned = ShardHoldings(job_, given, positions)

@@ -1,13 +1,11 @@
 """Membership: absent agents, leaving workers, and rejoining workers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 import pytest
 
+from recycle import Worker
 from recycle.exec.leader.actions import (
     Ask,
     DepartureAsked,
@@ -25,12 +23,11 @@ from recycle.exec.protocol import (
     Refused,
     Start,
 )
-from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver, cursor_of, follow, record, run_of
 from tests.exec.runs import job
 
 
-def on_two_nodes(**run: Any) -> LeaderDriver:
+def on_two_nodes(**run) -> LeaderDriver:
     """Three pipelines of two stages that train; worker 1.1 is alone on node 1."""
     shaped = job(3, 2, 2)
     driver = LeaderDriver(shaped, homes=dict.fromkeys(shaped.shape.workers(), 0) | {Worker(1, 1): 1}, **run)
@@ -38,7 +35,7 @@ def on_two_nodes(**run: Any) -> LeaderDriver:
     return driver
 
 
-def test_pause_of_the_leader_does_not_count_against_agents() -> None:
+def test_pause_of_the_leader_does_not_count_against_agents():
     driver = on_two_nodes()
     driver.disconnect(1)
     driver.tick(100.0)
@@ -46,7 +43,7 @@ def test_pause_of_the_leader_does_not_count_against_agents() -> None:
     assert driver.detected == []
 
 
-def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return() -> None:
+def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return():
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
     driver.count_time(4)
@@ -64,7 +61,7 @@ def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return() -> No
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool) -> None:
+def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new):
     before = msgspec.structs.replace(record(), live=["0.0"], roles={"0.0": "0.0"})
     cursor = cursor_of(before, "running", released={"1.0": 1}, gone={"1.0": 0})
     driver = follow(before, cursor=cursor, restarts=3, homes={Worker(0, 0): 0, Worker(1, 0): 1}, is_connected=False)
@@ -76,7 +73,7 @@ def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool)
 
 
 @pytest.mark.parametrize(("startable", "place"), [("0.0 0.1 2.0 2.1", "2.1"), ("0.0 0.1 2.0", "2.0")])
-def test_position_without_a_node_borrows_a_place_away_from_its_peers(startable: str, place: str) -> None:
+def test_position_without_a_node_borrows_a_place_away_from_its_peers(startable, place):
     nodes = {"0.0": 0, "2.0": 0, "0.1": 1, "1.1": 1, "1.0": 2, "2.1": 2}
     homes = {Worker.parse(worker): node for worker, node in nodes.items()}
     run = Membership(run_of(job(3, 2, 2), homes=homes), 0.0)
@@ -95,7 +92,7 @@ LEAVER = Worker(1, 1)
 
 
 @pytest.fixture
-def driver() -> LeaderDriver:
+def driver():
     """Three pipelines of two stages, of which the first iteration is committed."""
     driver = LeaderDriver(job(3, 2, 2))
     driver.start_and_form()
@@ -103,7 +100,7 @@ def driver() -> LeaderDriver:
     return driver
 
 
-def tell(driver: LeaderDriver, workers: Collection[Worker] = (LEAVER,), seconds: float | None = None) -> None:
+def tell(driver: LeaderDriver, workers: Collection[Worker] = (LEAVER,), seconds: float | None = None):
     driver.take(DepartureAsked(list(workers), seconds))
     driver.tick()
 
@@ -112,7 +109,7 @@ def refused(driver: LeaderDriver) -> list[Worker]:
     return [Worker.parse(refusal.worker) for refusal in driver.of_kind(Refused)]
 
 
-def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: LeaderDriver) -> None:
+def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver):
     tell(driver)
     assert refused(driver) == []
     assert driver.told(Leave) == []
@@ -131,7 +128,7 @@ def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: Leade
     )
 
 
-def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) -> None:
+def test_worker_that_may_leave_and_does_not_end_is_killed(driver):
     tell(driver)
     driver.report()
     driver.count_time(END_SECONDS - 1)
@@ -141,7 +138,7 @@ def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) 
     assert (driver.detected, [event["worker"] for event in driver.events("drained")]) == ([], ["1.1"])
 
 
-def test_training_continues_until_a_plan_without_the_worker_exists(driver: LeaderDriver) -> None:
+def test_training_continues_until_a_plan_without_the_worker_exists(driver):
     planner, driver.plan = driver.plan, lambda question: None
     tell(driver)
     driver.report()
@@ -153,7 +150,7 @@ def test_training_continues_until_a_plan_without_the_worker_exists(driver: Leade
     assert (driver.record.committed, driver.told(Leave)) == (2, [Leave("1.1", 0)])
 
 
-def test_last_host_of_a_stage_stays(driver: LeaderDriver) -> None:
+def test_last_host_of_a_stage_stays(driver):
     tell(driver, [Worker(pipeline, 1) for pipeline in range(3)])
     assert refused(driver) == [Worker(2, 1)]
     assert driver.of_kind(Refused)[0].why in driver.events("warning")[-1]["message"]
@@ -161,7 +158,7 @@ def test_last_host_of_a_stage_stays(driver: LeaderDriver) -> None:
     assert driver.told(Leave) == [Leave("0.1", 0), Leave("1.1", 0)]
 
 
-def test_process_that_was_started_since_stays() -> None:
+def test_process_that_was_started_since_stays():
     driver = LeaderDriver(job(3, 2, 2), restarts=1)
     driver.start_and_form()
     driver.end(LEAVER, KILLED)

@@ -1,21 +1,16 @@
 """Which plan the live workers run next, and when they change to a better one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
 import pytest
 
-from recycle import Job, RunError, Worker
+from recycle import Job, RunError, Schedule, Worker, check, lower
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plans import Plans, copy_cost, is_worth
 from recycle.exec.protocol import Computed, Report
-from recycle.ir.check import check
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob, price
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
@@ -40,7 +35,7 @@ def prepared(job: PricedJob) -> PreparedPlan:
     return PreparedPlan("0" * 16, {"barrier": 30.0, "staggered": 24.0}, hosts=Hosts.at_start(job, None))
 
 
-def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
+def test_unplannable_layout_is_an_event_and_is_asked_for_once():
     outbox, plan = Outbox(), prepared(ALWAYS)
     plans, times = (
         Plans(ALWAYS, outbox),
@@ -63,7 +58,7 @@ def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
 
 
 @pytest.mark.parametrize("period", [23.0, 25.0])
-def test_faster_order_in_the_given_stages_is_adopted(period: float) -> None:
+def test_faster_order_in_the_given_stages_is_adopted(period):
     outbox, plan = Outbox(), prepared(ALWAYS)
     live = [worker for worker in ALWAYS.shape.workers() if worker not in DEAD]
     plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in live})
@@ -73,14 +68,13 @@ def test_faster_order_in_the_given_stages_is_adopted(period: float) -> None:
     plans.take(Planned(Question(DEAD, moves=True), better))
     plans.observe(DEAD, 5, times)
     _, event = outbox.take_actions()
-    assert isinstance(event, Event)
     assert (event.fields["moves"], event.fields["bytes"], event.fields["period"]) == (period < 24.0, 0.0, period)
     assert plans.plan_for(DEAD) == (better if period < 24.0 else plan)
     plans.observe(DEAD, 6, times)
     assert outbox.take_actions() == []
 
 
-def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
+def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error():
     outbox = Outbox()
     plans = Plans(ALWAYS, outbox)
     assert [plans.plan_for(DEAD), plans.plan_for(DEAD)] == [None, None]
@@ -101,7 +95,7 @@ SLOW, UNIT = Worker(1, 1), 0.015
 NOBODY: frozenset[Worker] = frozenset()
 
 
-def drifting(drift: float = 0.5) -> PricedJob:
+def drifting(drift=0.5) -> PricedJob:
     sections = {"model": {"seconds_per_unit": UNIT}, "membership": {"drift": drift}}
     return job(3, 2, 4, memory={"limit": 4}, **sections)
 
@@ -111,7 +105,7 @@ DRIFTING = drifting()
 
 def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
     """The times of an iteration in which one worker takes `factor` times as long as the others."""
-    reports: dict[Worker, list[Computed]] = {}
+    reports = {}
     for worker in job.shape.workers():
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
@@ -127,12 +121,12 @@ def plan(job: PricedJob, digest: str, compared: float | None = None) -> Prepared
 class SlowRun:
     """A job whose worker `SLOW` is three times as slow as the others from the start."""
 
-    def __init__(self, job: PricedJob, *, is_own: bool = False) -> None:
+    def __init__(self, job: PricedJob, *, is_own=False):
         self.job, self.outbox, self._step = job, Outbox(), 0
         self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
         self.plans.adopt(NOBODY, plan(job, "first"), {})
 
-    def iterate(self, *dead: Worker, steps: int = 1, factor: float = 3.0) -> list[Action]:
+    def iterate(self, *dead: Worker, steps=1, factor=3.0) -> list[Action]:
         """Iterations without the dead workers; the actions."""
         for _ in range(steps):
             self.plans.observe(frozenset(dead), self._step, times_of(self.job, factor, *dead))
@@ -140,23 +134,20 @@ class SlowRun:
         return self.outbox.take_actions()
 
 
-def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule() -> None:
+def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule():
     for run in SlowRun(drifting(0)), SlowRun(DRIFTING, is_own=True):
         assert run.iterate(steps=20) == []
         assert run.plans.compute["compute"]["1.1"]["1F"] == pytest.approx(3 * UNIT)
     assert SlowRun(DRIFTING).iterate(steps=20) != []
 
 
-def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for() -> None:
+def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for():
     run, dead = SlowRun(DRIFTING), Worker(2, 1)
     (before,) = run.iterate(steps=10)
-    assert isinstance(before, Ask)
-    assert before.profile is not None
     assert before.profile.speed_of(SLOW) == pytest.approx(3)
     assert (before.question.failed, before.question.compared) == (NOBODY, "first")
     run.plans.adopt(frozenset({dead}), plan(run.job, "second"), {})
     (after,) = run.iterate(dead)
-    assert isinstance(after, Ask)
     assert (after.question.failed, after.question.compared) == ({dead}, "second")
     run.plans.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
     assert run.iterate(dead) == []
@@ -165,31 +156,27 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     run.iterate(dead)
     assert run.plans.has_better(frozenset({dead}))
     better = run.plans.plan_for(frozenset({dead}))
-    assert better is not None
     assert better.digest == "third"
     (event,) = run.outbox.take_actions()
-    assert isinstance(event, Event)
     assert (event.kind, event.fields["step"], event.fields["plan"]) == ("replanned", 12 + 1, "third")
     assert (event.fields["period_before"], event.fields["period"]) == (3.0, 1.0)
 
 
 @pytest.mark.parametrize(("compared", "is_better"), [(1.04, False), (1.06, True), (None, False)])
-def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(compared: float | None, is_better: bool) -> None:
+def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(compared, is_better):
     run = SlowRun(DRIFTING)
     (asked,) = run.iterate(steps=10)
-    assert isinstance(asked, Ask)
     run.plans.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
     run.iterate()
     assert run.plans.has_better(NOBODY) is is_better
 
 
-def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of_its_stages() -> None:
+def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of_its_stages():
     config = price(Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 4\n"))
     outbox = Outbox()
     plans = Plans(config, outbox, is_script=True)
     assert plans.plan_for(NOBODY) is None
     (asked,) = outbox.take_actions()
-    assert isinstance(asked, Ask)
     first = Schedule.loads(asked.question.text)
     assert check(lower(first)) == []
     assert " ".join(map(str, first.program(Worker(1, 0)))) == (
@@ -205,21 +192,19 @@ def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of
     for step in range(8):
         plans.observe(NOBODY, step, ComputeTimes.from_reports(report))
     (again,) = outbox.take_actions()
-    assert isinstance(again, Ask)
-    assert again.profile is not None
     measured = again.profile.per_stage("backward_input", 2), again.profile.per_stage("backward_weight", 2)
     assert measured == ([1.5, 1.5], [0.5, 0.5])
     assert (again.question.compared, again.question.text) == ("1f1b", "")
 
 
-def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_pause() -> None:
+def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_pause():
     assert is_worth(10.0, 9.0, pause=99.0, until_change=1000.0)
     assert not is_worth(10.0, 9.0, pause=100.0, until_change=1000.0)
     assert not is_worth(10.0, 10.0, pause=0.0, until_change=1000.0)
     assert not is_worth(10.0, 11.0, pause=-1e9, until_change=1000.0)
 
 
-def test_copy_cost_serialises_each_source() -> None:
+def test_copy_cost_serialises_each_source():
     """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
     config = job(3, 2, 4, model={"layers": 8})
     config = msgspec.structs.replace(config, prices=replace(config.prices, static=40.0, bandwidth=5.0))
@@ -231,9 +216,9 @@ def test_copy_cost_serialises_each_source() -> None:
     assert copy_cost(config, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1
 
 
-def test_alternating_times_change_plans_ever_more_rarely() -> None:
+def test_alternating_times_change_plans_ever_more_rarely():
     """Ten iterations slow and ten not, again and again; each new plan saves much."""
-    run, changes = SlowRun(DRIFTING), list[int]()
+    run, changes = SlowRun(DRIFTING), []
     for step in range(320):
         for action in run.iterate(factor=3.0 if step // 10 % 2 else 1.0):
             if isinstance(action, Ask):

@@ -1,10 +1,7 @@
 """Models of megatron-core's own layers, as a user's provider builds them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
@@ -51,7 +48,7 @@ LATENT = {
     "qk_layernorm": True,
     "normalization": "RMSNorm",
 }
-FIELDS: dict[str, dict[str, Any]] = {
+FIELDS = {
     "mixture of experts": EXPERTS,
     "first layer dense": EXPERTS | {"moe_layer_freq": [0, 1, 1, 1]},
     "expert bias": EXPERTS | {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
@@ -76,11 +73,11 @@ def build(
     *,
     pre_process: bool,
     post_process: bool,
-    fields: dict[str, Any],
+    fields,
 ) -> GPTModel:
     """Build a stage from megatron-core's local layers; its core attention cannot be built for latent attention."""
     model, is_latent = job.model, "multi_latent_attention" in fields
-    defaults: dict[str, Any] = {"use_cpu_initialization": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    defaults = {"use_cpu_initialization": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
     config = (MLATransformerConfig if is_latent else TransformerConfig)(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -118,7 +115,7 @@ def _prediction(config: TransformerConfig, layer: ModuleSpec) -> ModuleSpec:
     return get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
 
 
-def own_gradients(whole: torch.nn.Module, stages: Sequence[Any], job: Job) -> tuple[float, dict[str, torch.Tensor]]:
+def own_gradients(whole: torch.nn.Module, stages, job: Job) -> tuple[float, dict[str, torch.Tensor]]:
     """Give a whole model the weights of stages, and run forward and backward of its first micro-batch."""
     weights = {name: parameter for stage in stages for name, parameter in stage.parameters.items()}
     parameters = dict(whole.named_parameters())
@@ -153,7 +150,7 @@ def packed(job: Job) -> Callable[[int, int], dict[str, torch.Tensor]]:
     """Return data of two documents in each row, of other lengths in each micro-batch, with their masks."""
     shape, length = (job.data.micro_batch_size, job.model.sequence + 1), job.model.sequence
 
-    def batch(iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+    def batch(iteration, micro_batch):
         generator = torch.Generator().manual_seed(10 * iteration + micro_batch)
         tokens = torch.randint(job.model.vocabulary, shape, generator=generator)
         documents = (torch.arange(length) >= 3 + 2 * micro_batch).long()
@@ -172,7 +169,7 @@ def masked(job: Job) -> Callable[[int, int], dict[str, torch.Tensor]]:
     """Return data whose micro-batches have masks of unlike lengths."""
     shape = job.data.micro_batch_size, job.model.sequence + 1
 
-    def batch(iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+    def batch(iteration, micro_batch):
         generator = torch.Generator().manual_seed(10 * iteration + micro_batch)
         tokens = torch.randint(job.model.vocabulary, shape, generator=generator)
         mask = torch.arange(job.model.sequence).expand(shape[0], -1) < 2 + 3 * micro_batch

@@ -1,9 +1,5 @@
 """Built-in models with fields of `[model.config]` about attention, against megatron-core's own layers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -19,7 +15,7 @@ from tests.exec.model.test_families import sharpened
 pytestmark = pytest.mark.slow
 
 YARN = {"rotary_scaling_factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 4.0, "beta_slow": 1.0}
-ROWS: dict[str, dict[str, Any]] = {
+ROWS = {
     "window": {"config": {"window_size": [3, 0]}},
     "window in some layers": {"config": {"window_size": [3, 0], "window_attn_skip_freq": [1, 1, 0, 1]}},
     "sinks": {"config": {"softmax_type": "learnable"}},
@@ -34,7 +30,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_gradients_equal_those_of_megatron_cores_layers(name: str) -> None:
+def test_gradients_equal_those_of_megatron_cores_layers(name):
     """With its core attention, positions and masks; two stages with unequal numbers of layers."""
     row = dict(ROWS[name])
     data, config = row.pop("data", {}), row.pop("config", {}) | {"num_query_groups": 2}
@@ -71,7 +67,7 @@ def test_gradients_equal_those_of_megatron_cores_layers(name: str) -> None:
         torch.testing.assert_close(gradients[key], gradient, rtol=1e-4, atol=1e-6, msg=key)
 
 
-def test_fields_change_the_loss() -> None:
+def test_fields_change_the_loss():
     """So that a field that both sides ignore is found."""
     losses = set()
     for row in ({}, *ROWS.values()):
@@ -88,12 +84,12 @@ def test_fields_change_the_loss() -> None:
     assert len(losses) == len(ROWS) + 1
 
 
-def test_stages_between_the_ends_read_masks() -> None:
+def test_stages_between_the_ends_read_masks():
     jobs = [small_job(ranks=ranks, micro_batches=2, model={"sequence": 16}, data=PACKED) for ranks in (1, 4)]
     assert len({run_pipelines([build_pipeline(job)], 0, 2) for job in jobs}) == 1
 
 
-def unmasked(job: Any) -> Any:
+def unmasked(job):
     from tests.exec.model.megatron_models import packed
 
     batch = packed(job)
@@ -101,6 +97,6 @@ def unmasked(job: Any) -> Any:
 
 
 @pytest.mark.parametrize("window", [[3, 1], [-1, 0], [3]])
-def test_windows_that_are_not_causal_are_refused(window: list[int]) -> None:
+def test_windows_that_are_not_causal_are_refused(window):
     with pytest.raises(JobError, match=r"^\[model.config\] window_size: "):
         transformer_config(small_job(model={"config": {"window_size": window}}))

@@ -1,13 +1,10 @@
 """The split backward on megatron-core layers, whole or bucket by bucket: same bits, nothing left out in silence."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
 import weakref
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +24,7 @@ BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
 
 @pytest.fixture(autouse=True)
-def _parallel_state() -> None:
+def _parallel_state():
     torch.set_num_threads(1)
     ensure_parallel_state()
 
@@ -35,11 +32,11 @@ def _parallel_state() -> None:
 class Sum:
     """A sink that adds up, by parameter."""
 
-    def __init__(self) -> None:
-        self.sums: dict[torch.Tensor, torch.Tensor] = {}
-        self.order: list[torch.Tensor] = []
+    def __init__(self):
+        self.sums = {}
+        self.order = []
 
-    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor):
         assert not torch.is_grad_enabled()
         assert not gradient.requires_grad
         self.order.append(parameter)
@@ -61,7 +58,7 @@ def row() -> torch.nn.Module:
 class Pair(torch.nn.Module):
     """Column then row, with a non-linearity between, as in an MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = column(), row()
@@ -70,7 +67,7 @@ class Pair(torch.nn.Module):
         return self.second(torch.tanh(self.first(inputs)[0]))[0]
 
 
-def inputs(seed: int = 0) -> torch.Tensor:
+def inputs(seed=0) -> torch.Tensor:
     return torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
@@ -81,7 +78,7 @@ def split_pair() -> tuple[Pair, WeightGradientStore, Sum]:
     return model, store, sink
 
 
-def test_split_has_the_bits_of_megatrons_backward() -> None:
+def test_split_has_the_bits_of_megatrons_backward():
     plain, (model, store, sink) = Pair(), split_pair()
     expected, entry = inputs(), inputs()
     plain(expected).square().sum().backward()
@@ -96,7 +93,7 @@ def test_split_has_the_bits_of_megatrons_backward() -> None:
         assert parameter.grad is None
 
 
-def test_graph_below_saved_inputs_is_freed_between_i_and_w() -> None:
+def test_graph_below_saved_inputs_is_freed_between_i_and_w():
     model, store, _ = split_pair()
     entry = inputs()
     watched = weakref.ref(entry)
@@ -116,16 +113,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("switch_on", "name"), REFUSED)
-def test_unsupported_feature_is_refused_at_the_start(switch_on: Any, name: str) -> None:
+def test_unsupported_feature_is_refused_at_the_start(switch_on, name):
     layer = column()
     switch_on(layer)
     with pytest.raises(RunError, match=f"0: the split backward does not support {name}"):
         SplitLinears(torch.nn.Sequential(layer), WeightGradientStore(Sum()))
 
 
-def test_unknown_argument_of_a_linear_layer_must_be_neutral(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unknown_argument_of_a_linear_layer_must_be_neutral(monkeypatch):
     model, _, _ = split_pair()
     hook, entry = getattr(model.first, megatron_versions._LINEAR_HOOK), inputs()
     monkeypatch.setattr(megatron_versions, "linear_defaults", lambda: {"shards": 1})
@@ -137,7 +132,7 @@ def test_unknown_argument_of_a_linear_layer_must_be_neutral(
 
 
 @pytest.mark.parametrize("spoiled", ["put", "flush"])
-def test_inexact_split_backward_is_refused_at_the_start(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inexact_split_backward_is_refused_at_the_start(spoiled, monkeypatch):
     """As with a megatron-core that computes linear layers in another way."""
     right = WeightGradientStore.put
     if spoiled == "flush":
@@ -156,7 +151,7 @@ def test_inexact_split_backward_is_refused_at_the_start(spoiled: str, monkeypatc
 @pytest.mark.parametrize(
     ("accumulation", "model", "buckets"), [("exact", {}, 5), ("exact", {"tied": True}, 2), ("fast", {"tied": True}, 5)]
 )
-def test_weight_gradients_by_bucket_have_the_same_bits(accumulation: str, model: dict, buckets: int) -> None:
+def test_weight_gradients_by_bucket_have_the_same_bits(accumulation, model, buckets):
     job = small_job(ranks=2, model=model, train={"accumulation": accumulation})
     whole, cut = build_pipeline(job), build_pipeline(job)
     batches = micro_batches(0, 4)
@@ -168,7 +163,7 @@ def test_weight_gradients_by_bucket_have_the_same_bits(accumulation: str, model:
         for stage in cut
     )
     for stage in cut:
-        finished: list[torch.Tensor] = []
+        finished = []
         for bucket in range(buckets):
             for batch in batches:
                 stage.backward_weight(batch, bucket, buckets)
@@ -201,7 +196,7 @@ print(torch._inductor.config.deterministic)
 
 
 @pytest.mark.process
-def test_megatron_and_the_compiler_are_imported_late() -> None:
+def test_megatron_and_the_compiler_are_imported_late():
     """Emulated stages need no megatron-core. The compiler is then deterministic."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["False", "True", "[]", "True"], done.stderr

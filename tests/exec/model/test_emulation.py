@@ -1,7 +1,5 @@
 """Emulated stages: the profile's time, and contents that show exactly-once and misrouted messages."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 
 from recycle import MicroBatch, Profile, RunError
 from recycle.exec.emulation import EmulatedStage
-from recycle.exec.model.stage import Stage
 from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
 
 JOB = small_job(pipelines=3, ranks=2, micro_batches=4)
@@ -21,13 +18,13 @@ def host(index: int) -> EmulatedStage:
 
 
 def pipeline() -> list[EmulatedStage]:
-    stages: list[Stage] = [host(0), host(1)]
+    stages = [host(0), host(1)]
     for stage in stages:
         stage.begin_iteration(7)
     return stages
 
 
-def test_sum_of_all_hosts_contains_each_micro_batch_once() -> None:
+def test_sum_of_all_hosts_contains_each_micro_batch_once():
     pipelines = [pipeline() for _ in range(3)]
     for home, stages in enumerate(pipelines):
         batches = micro_batches(home, 4)
@@ -41,7 +38,7 @@ def test_sum_of_all_hosts_contains_each_micro_batch_once() -> None:
     assert len({stages[1].loss_sum() for stages in pipelines}) == 3
 
 
-def test_weight_gradients_are_added_in_w_in_any_order() -> None:
+def test_weight_gradients_are_added_in_w_in_any_order():
     whole, deferred = pipeline(), pipeline()
     batches = micro_batches(0, 4)
     execute((stage, one_f_one_b(stage.index, 2, batches)) for stage in whole)
@@ -59,7 +56,7 @@ def test_weight_gradients_are_added_in_w_in_any_order() -> None:
         assert whole_stage.digests() == deferred_stage.digests() != host(whole_stage.index).digests()
 
 
-def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
+def test_a_message_for_another_micro_batch_stage_or_step_is_refused():
     first, second = pipeline()
     activation = first.forward(MicroBatch(0, 0), None)
     with pytest.raises(RunError, match=r"stage 1, iteration 7: F of .* 0\.1: got a message that is not stage 0's"):
@@ -73,7 +70,7 @@ def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
         first.backward(MicroBatch(0, 0), activation)
 
 
-def test_time_and_bytes_are_the_profiles() -> None:
+def test_time_and_bytes_are_the_profiles():
     profile = Profile([9.0, 2.0], backward_input=3.0, backward_weight=5.0, message=4096.0, activation=[1.0, 50.0])
     stage = EmulatedStage(JOB, 1, profile, scale=0.01)
     first = EmulatedStage(JOB, 0, profile, scale=0.0)

@@ -1,11 +1,5 @@
 """Runs of every family: killed, brought back, stopped, cut into tensor ranks, to the same bits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -14,18 +8,16 @@ from recycle.exec import run
 from recycle.ir.families import one_f_one_b
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines
 from tests.exec.model.test_families import MODELS, family_job
-from tests.exec.runs import Run, assert_same_training, job, kinds
+from tests.exec.runs import assert_same_training, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 
-pytestmark = pytest.mark.process
-
 STEPS = 7
-FAMILIES: dict[str, dict[str, Any]] = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
+FAMILIES = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
 TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
 
-def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -> Job:
+def run_job(model, tensor_parallel=1, shared="") -> Job:
     """A job whose tensor ranks share sequences or experts, if `shared` is "sequence" or "expert"."""
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     kept = {key: value for key, value in model.items() if key in ("config", "rotary_scaling")}
@@ -76,9 +68,7 @@ SOAK = pytest.mark.soak
         pytest.param("mixtral, experts shared", "stepped", 2, marks=SOAK),
     ],
 )
-def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(
-    launch: Run, name: str, phase: str, ranks: int
-) -> None:
+def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(launch, name, phase, ranks):
     family, _, is_shared = name.partition(", ")
     tested_job = run_job(FAMILIES[family], ranks, "expert" if is_shared else "")
     struck = launch(tested_job, STEPS, *struck_by(phase, "1.1" if ranks == 1 else "1.1t1"))
@@ -90,7 +80,7 @@ def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[TensorWorkers]:
+def pair():
     with TensorWorkers(2) as workers:
         yield workers
 
@@ -115,9 +105,7 @@ def pair() -> Iterator[TensorWorkers]:
         ("llama", {"recompute": "layers"}, "sequence"),
     ],
 )
-def test_two_tensor_ranks_have_the_gradients_of_one(
-    pair: TensorWorkers, name: str, keys: dict[str, Any], shared: str
-) -> None:
+def test_two_tensor_ranks_have_the_gradients_of_one(pair, name, keys, shared):
     tested_job = family_job(FAMILIES[name] | keys)
     stages = build_pipeline(tested_job)
     loss = run_pipelines([stages], 0, tested_job.shape.micro_batches)
@@ -136,7 +124,7 @@ def test_two_tensor_ranks_have_the_gradients_of_one(
     assert [part.report.norms for part in parts] == [part.report.norms for part in apart]
 
 
-def test_run_resumes_with_and_without_shared_experts(launch: Run, tmp_path: Path) -> None:
+def test_run_resumes_with_and_without_shared_experts(launch, tmp_path):
     """Checkpoints are the same for any distribution of experts, moments and step counts included."""
     model, directory = FAMILIES["mixtral"], tmp_path / "run"
     for steps, tested_job in ((2, run_job(model, 2, "expert")), (4, run_job(model)), (5, run_job(model, 2, "expert"))):

@@ -3,14 +3,10 @@
 Triton comes with torch's builds for GPUs; elsewhere these tests need `pip install triton`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ GRID = grid_exponent(ADDENDS, EXPONENT)
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+def fused(monkeypatch):
     """The kernel in the interpreter, which sums created by the test use."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
     pytest.importorskip("triton")
@@ -71,7 +67,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, addends: list[torch.Tensor]) -> tupl
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_value_has_the_bits_of_the_cpu(fused: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_every_value_has_the_bits_of_the_cpu(fused, monkeypatch, dtype):
     values = special_values().to(dtype)
     for value in values[: -5000 + 20]:  # one by one, because one value out of bounds is enough
         (summed, within), (expected, expected_within) = sums_of([value[None]]), on_cpu(monkeypatch, [value[None]])
@@ -82,7 +78,7 @@ def test_every_value_has_the_bits_of_the_cpu(fused: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("size", [1, 2047, 2048, 2049, 5000])
-def test_tails_and_strided_gradients_are_added_whole(fused: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_tails_and_strided_gradients_are_added_whole(fused, monkeypatch, size):
     generator = torch.Generator().manual_seed(size)
     addends = [torch.randn(size, generator=generator) for _ in range(2)]
     addends.append(torch.randn(size, 3, generator=generator)[:, 1])
@@ -93,7 +89,7 @@ def test_tails_and_strided_gradients_are_added_whole(fused: Any, monkeypatch: py
     assert fused.launches - launches == 3
 
 
-def test_a_long_gradient_takes_a_launch_per_block(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_gradient_takes_a_launch_per_block(fused, monkeypatch):
     from recycle.exec.model.state import fused_sums
 
     monkeypatch.setattr(fused_sums, "FUSED", 1024)
@@ -120,7 +116,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
 
 
 @pytest.mark.process
-def test_kernel_compiles_for_an_h100_with_wide_loads_and_subnormals(tmp_path: Path) -> None:
+def test_kernel_compiles_for_an_h100_with_wide_loads_and_subnormals(tmp_path):
     pytest.importorskip("triton")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
@@ -132,9 +128,7 @@ def test_kernel_compiles_for_an_h100_with_wide_loads_and_subnormals(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_stage_launches_once_per_parameter_and_micro_batch_with_equal_bits(
-    fused: Any, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
+def test_a_stage_launches_once_per_parameter_and_micro_batch_with_equal_bits(fused, monkeypatch, precision):
     job = small_job(ranks=2, train={"precision": precision})
     launches, count = fused.launches, 4
     pipeline = build_pipeline(job)

@@ -1,13 +1,12 @@
 """Checksums of states and of replayed work, and bits flipped on purpose that show in them."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
 import pytest
 import torch
 
+from recycle import Job, MicroBatch
 from recycle.exec.checksums import NOTHING, BitPlace, Checksum, MicroBatchChecksums, differing_bit, locate
 from recycle.exec.faults.kinds import FLIPPED
 from recycle.exec.model import integrity
@@ -18,13 +17,11 @@ from recycle.exec.model.integrity import (
     layout_of,
 )
 from recycle.exec.model.stage import Stage
-from recycle.job import Job
-from recycle.job.shape import MicroBatch
 from tests.exec.drive import CPU, run_pipelines
 from tests.exec.runs import job
 
 MINE, OTHER = MicroBatch(0, 0), MicroBatch(1, 1)
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "emulated": {"model": {"kind": "emulated"}},
     "gpt": {"model": {"kind": "gpt"}},
     "dropout": {"model": {"kind": "gpt", "dropout": 0.1}},
@@ -47,10 +44,10 @@ def pipeline(tested_job: Job) -> list[Stage]:
 
 def trained(stages: list[Stage], micro_batch: MicroBatch, split: bool) -> list[tuple[Any, Any]]:
     """One micro-batch through the pipeline; the input of each stage, and the gradient by its output."""
-    given: list[Any] = [None]
+    given = [None]
     for stage in stages:
         given.append(stage.forward(micro_batch, given[-1]))
-    gradients: list[Any] = [None]
+    gradients = [None]
     for stage in reversed(stages):
         gradients.append((stage.backward_input if split else stage.backward)(micro_batch, gradients[-1]))
     if split:
@@ -73,7 +70,7 @@ def sums(stages: list[Stage]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", MANY)
-def test_replay_gives_the_same_checksums_and_keeps_no_state(name: str, split: bool) -> None:
+def test_replay_gives_the_same_checksums_and_keeps_no_state(name, split):
     tested_job = job(2, 2, 2, **MODELS[name])
     home, peer, alone = pipeline(tested_job), pipeline(tested_job), pipeline(tested_job)
     for stage in home:
@@ -97,7 +94,7 @@ def test_replay_gives_the_same_checksums_and_keeps_no_state(name: str, split: bo
 @pytest.mark.parametrize("name", ["emulated", "gpt"])
 @pytest.mark.parametrize("target", ["activation", "input", "kernel"])
 @pytest.mark.parametrize("stage", [0, 1])
-def test_flip_on_one_host_shows_in_the_comparison(name: str, target: str, stage: int) -> None:
+def test_flip_on_one_host_shows_in_the_comparison(name, target, stage):
     """A flip of the input is made on the way into the forward, as in memory of the host that runs it."""
     tested_job = job(2, 2, 2, **MODELS[name])
     for struck in (0, 1):
@@ -126,7 +123,7 @@ SHOWS = {
 
 def trained_struck(tested_job: Job, *struck: tuple[int, str, int]) -> tuple[list[float], list[list[str]]]:
     """Losses, and the digests of both stages after each iteration; `struck` are (stage, target, bit)."""
-    stages: list[Stage] = list(build_stages(tested_job, range(tested_job.shape.stages), CPU).values())
+    stages = list(build_stages(tested_job, range(tested_job.shape.stages), CPU).values())
     losses, digests = [], []
     for step in range(ITERATIONS):
         flips = struck if step == STRUCK else ()
@@ -143,7 +140,7 @@ def trained_struck(tested_job: Job, *struck: tuple[int, str, int]) -> tuple[list
     return losses, digests
 
 
-def first_difference(first: list[Any], second: list[Any]) -> int | None:
+def first_difference(first, second) -> int | None:
     return next((place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
 
 
@@ -158,7 +155,7 @@ def first_difference(first: list[Any], second: list[Any]) -> int | None:
         ),
     ],
 )
-def test_flip_shows_in_loss_and_state(name: str, stage: int) -> None:
+def test_flip_shows_in_loss_and_state(name, stage):
     tested_job = job(1, 2, 2, **MODELS[name])
     calm = trained_struck(tested_job)
     assert trained_struck(tested_job) == calm
@@ -178,7 +175,7 @@ def test_flip_shows_in_loss_and_state(name: str, stage: int) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 256, 257, 300])
-def test_flipped_token_is_another_token_of_the_vocabulary(vocabulary: int) -> None:
+def test_flipped_token_is_another_token_of_the_vocabulary(vocabulary):
     for first in {0, 1, vocabulary // 2, vocabulary - 1}:
         tokens = torch.tensor([[first, 1]])
         for bit in range(12):
@@ -198,7 +195,7 @@ def words_of(count: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (count,), generator=generator, dtype=torch.int64).to(torch.int32)
 
 
-def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch):
     words = words_of(1000)
     expected = Checksum(
         sum(words.tolist()) % (1 << 64), sum(place * word for place, word in enumerate(words.tolist())) % (1 << 64)
@@ -208,7 +205,7 @@ def test_checksum_does_not_depend_on_the_split_into_tensors(monkeypatch: pytest.
     assert checksum_of([words[:1], words[:0], words[1:400].view(torch.float32), words[400:]]) == expected
 
 
-def test_single_differing_bit_is_located() -> None:
+def test_single_differing_bit_is_located():
     draw, words = random.Random(3), words_of(5000)
     right = checksum_of([words])
     for bit in range(32):
@@ -219,7 +216,7 @@ def test_single_differing_bit_is_located() -> None:
         assert differing_bit(right, checksum_of([wrong])) == BitPlace(place, bit)
 
 
-def test_difference_of_several_bits_is_not_explained_by_one() -> None:
+def test_difference_of_several_bits_is_not_explained_by_one():
     words = words_of(100)
     right = checksum_of([words])
     assert differing_bit(right, right) is None
@@ -235,7 +232,7 @@ def test_difference_of_several_bits_is_not_explained_by_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_differing_bit_of_a_state_is_named_by_tensor(precision: str) -> None:
+def test_differing_bit_of_a_state_is_named_by_tensor(precision):
     tested_job = job(1, 2, 2, kind="gpt", train={"precision": precision})
     stage = build_stages(tested_job, [1], CPU)[1]
     state = stage.state_tensors()
@@ -251,9 +248,7 @@ def test_differing_bit_of_a_state_is_named_by_tensor(precision: str) -> None:
         words = flat[index : index + 1].view({16: torch.int16, 32: torch.int32}[bits])
         words.bitwise_xor_(torch.ones_like(words) << bit)
         bit_place = differing_bit(checksum_of(state), right)
-        assert bit_place is not None
         description = locate(bit_place, layout)
-        assert description is not None
         first = next(place.first for place in layout if place.name == name)
         shared = [place.name for place in layout if place.first == first]
         assert (description[0] in shared, description[1:]) == (True, (index, bit))

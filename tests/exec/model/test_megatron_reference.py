@@ -1,23 +1,18 @@
 """Our 1F1B against megatron-core's own, bit for bit: same weights, same data, other code."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from recycle import Worker
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
-from recycle.job.shape import Worker
 from tests.exec.drive import differing, gradients_by_name, small_job
 from tests.exec.megatron_data import written
 from tests.exec.megatron_reference import MegatronReference
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Iterator[MegatronReference]:
+def megatron():
     with MegatronReference(small_job(), processes=4) as reference:
         yield reference
 
@@ -29,9 +24,7 @@ STILL = {"accumulation": "fast", "learning_rate": 1e-30, "clip": 1e9}
 @pytest.mark.process
 @pytest.mark.parametrize("pipelines", [1, 2])
 @pytest.mark.parametrize("reads_samples", [False, True], ids=["random tokens", "megatron's samples"])
-def test_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(
-    pipelines: int, reads_samples: bool, megatron: MegatronReference, tmp_path: Path
-) -> None:
+def test_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(pipelines, reads_samples, megatron, tmp_path):
     data = {}
     if reads_samples:
         prefix = written(tmp_path / "corpus", 2000, seed=3, end=255)

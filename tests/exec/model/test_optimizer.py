@@ -1,10 +1,7 @@
 """Sums of gradients, exact in any order, and AdamW on flat parameters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +39,7 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float) -> None:
+def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float):
     """One update with the gradients of an iteration."""
     flat = torch.zeros(optimizer.layout.size)
     for view, gradient in zip(optimizer.layout.views(flat), gradients(iteration), strict=True):
@@ -51,11 +48,11 @@ def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float) -> None:
     optimizer.step(iteration, clip_factor)
 
 
-def attach(optimizer: UnitOptimizer, mean: Mean, names: StateNames = NO_NAMES) -> None:
+def attach(optimizer: UnitOptimizer, mean: Mean, names: StateNames = NO_NAMES):
     optimizer.attach(mean, 0, torch.empty_like(optimizer.parameters), names)
 
 
-def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
+def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth():
     rates = [learning_rate(TRAIN, iteration) for iteration in range(40)]
     assert rates[:11] == pytest.approx([1e-4 * (place + 1) for place in range(10)] + [1e-3])
     assert rates[10:30] == sorted(rates[10:30], reverse=True)
@@ -65,7 +62,7 @@ def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
     assert learning_rate(TRAIN, 19) + learning_rate(TRAIN, 20) == pytest.approx(1.1e-3)
 
 
-def step_plain(reference: torch.optim.Optimizer, plain: list[torch.nn.Parameter], iteration: int) -> None:
+def step_plain(reference: torch.optim.Optimizer, plain: list[torch.nn.Parameter], iteration: int):
     """One update of torch's optimizer, with the gradients and the rate that `step` uses."""
     for parameter, gradient in zip(plain, gradients(iteration), strict=True):
         parameter.grad = gradient * 0.5
@@ -83,7 +80,7 @@ BETAS = TRAIN.beta1, TRAIN.beta2
 SCALED = {"adjust_lr_fn": "match_rms_adamw", "momentum": TRAIN.momentum}
 
 
-def adamw(*groups: dict[str, Any]) -> torch.optim.Optimizer:
+def adamw(*groups) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(groups), betas=BETAS, eps=TRAIN.epsilon, fused=True)
 
 
@@ -135,7 +132,7 @@ def adamw(*groups: dict[str, Any]) -> torch.optim.Optimizer:
     ],
     ids=["adamw", "groups", "muon", "groups of muon", "sgd"],
 )
-def test_groups_and_other_optimizers_have_the_bits_of_torchs(keys: dict[str, Any], references: Any) -> None:
+def test_groups_and_other_optimizers_have_the_bits_of_torchs(keys, references):
     train = replace_keys(TRAIN, **keys)
     optimizer, plain = unit(held := parameters(), train=train), parameters()
     others = references(*plain)
@@ -149,7 +146,7 @@ def test_groups_and_other_optimizers_have_the_bits_of_torchs(keys: dict[str, Any
 
 
 @pytest.mark.parametrize(("groups", "rows"), [(2, (2, 1, 1)), (1, (4, 4)), (3, (3, 2, 2))])
-def test_muon_takes_matrices_in_one_parameter_by_themselves(groups: int, rows: tuple[int, ...]) -> None:
+def test_muon_takes_matrices_in_one_parameter_by_themselves(groups, rows):
     whole = torch.nn.Parameter(torch.randn(groups * sum(rows), 6, generator=torch.Generator().manual_seed(2)))
     setattr(whole, ROW_BLOCKS, (groups, rows))
     kinds = torch.tensor([kind for kind, count in enumerate(rows) for _ in range(count)]).repeat(groups)
@@ -169,7 +166,7 @@ def test_muon_takes_matrices_in_one_parameter_by_themselves(groups: int, rows: t
     assert all(torch.equal(whole[kinds == kind], parameter) for kind, parameter in enumerate(plain))
 
 
-def test_state_holds_only_the_tensors_of_the_optimizers() -> None:
+def test_state_holds_only_the_tensors_of_the_optimizers():
     """8 bytes per parameter of Muon's, 12 of AdamW's, and names by which a checkpoint restores them."""
     train = replace_keys(TRAIN, optimizer="muon")
     optimizer = unit(held := parameters(), torch.bfloat16, train)
@@ -189,9 +186,7 @@ def test_state_holds_only_the_tensors_of_the_optimizers() -> None:
 
 @pytest.mark.parametrize("working_type", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
-def test_step_in_pieces_has_the_same_bits(
-    working_type: torch.dtype, optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_in_pieces_has_the_same_bits(working_type, optimizer, monkeypatch):
     train = replace_keys(TRAIN, optimizer=optimizer)
     whole = unit(parameters(), working_type, train)
     monkeypatch.setattr(module, "ON_CPU", replace(ON_CPU, stepped=96))
@@ -218,7 +213,7 @@ def test_step_in_pieces_has_the_same_bits(
         ({"schedule": "warmup-stable-decay", "decay": 7, "decay_shape": "minus-sqrt"}, 0.0),
     ],
 )
-def test_learning_rate_equals_megatron_cores_bit_for_bit(keys: dict, minimum: float, warmup: int) -> None:
+def test_learning_rate_equals_megatron_cores_bit_for_bit(keys, minimum, warmup):
     train = TrainSection(steps=30, warmup=warmup, minimum_learning_rate=minimum, learning_rate=1e-3, **keys)
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = OptimizerParamScheduler(
@@ -258,7 +253,7 @@ def test_learning_rate_equals_megatron_cores_bit_for_bit(keys: dict, minimum: fl
         ("sharded_optimizer = true", "optimizer_copies: 2, but \\[shape\\] pipelines gives a stage 1"),
     ],
 )
-def test_contradicting_keys_are_refused(keys: str, message: str) -> None:
+def test_contradicting_keys_are_refused(keys, message):
     with pytest.raises(JobError, match=rf"job: \[train\] {message}"):
         Job.from_toml(f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[train]\n{keys}")
 
@@ -267,7 +262,7 @@ CPU = torch.device("cpu")
 ADDENDS = 18
 
 
-def addends(count: int = ADDENDS, size: int = 10_000) -> list[torch.Tensor]:
+def addends(count: int = ADDENDS, size=10_000) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(size, generator=generator) * 10.0 ** -(place % 5) for place in range(count)]
 
@@ -279,7 +274,7 @@ def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor]) -> to
     return accumulator.buffer
 
 
-def test_exact_sums_do_not_depend_on_order_or_the_split_over_hosts() -> None:
+def test_exact_sums_do_not_depend_on_order_or_the_split_over_hosts():
     parts = addends()
     shuffled = [parts[place] for place in torch.randperm(ADDENDS, generator=torch.Generator().manual_seed(1))]
     whole = total(ExactSum, parts)
@@ -292,7 +287,7 @@ def test_exact_sums_do_not_depend_on_order_or_the_split_over_hosts() -> None:
     assert torch.equal(total(ExactSum, parts[1::2]) + total(ExactSum, parts[0::2]), whole)
 
 
-def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even() -> None:
+def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even():
     unit = 2.0 ** -grid_exponent(ADDENDS, 6)
     values = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 0.49, 0.51, 3.0]) * unit
     assert (total(ExactSum, [values])[:8] / unit).tolist() == [0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 1.0, 3.0]
@@ -301,18 +296,18 @@ def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even() -> None
 @pytest.mark.parametrize(
     ("count", "exponent", "grid"), [(1, 0, 53), (2, 6, 46), (18, 6, 42), (32, 6, 42), (33, 6, 41), (4, -20, 71)]
 )
-def test_the_grid_follows_the_formula(count: int, exponent: int, grid: int) -> None:
+def test_the_grid_follows_the_formula(count, exponent, grid):
     assert grid_exponent(count, exponent) == grid
 
 
-def test_the_largest_addends_allowed_still_sum_exactly() -> None:
+def test_the_largest_addends_allowed_still_sum_exactly():
     ones = [torch.full((1,), 64.0 - 2.0**-17) for _ in range(ADDENDS)]
     assert float(total(ExactSum, ones)[0]) == ADDENDS * (64.0 - 2.0**-17)
     mixed = [*ones[:-1], torch.full((1,), 2.0**-42)]
     assert float(total(ExactSum, mixed)[0]) == math.fsum([17 * (64.0 - 2.0**-17), 2.0**-42])
 
 
-def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() -> None:
+def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result():
     part = addends(1, size=2 * ON_CPU.added + 17)[0]
     accumulator = ExactSum(FlatLayout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(1, part)
@@ -325,7 +320,7 @@ def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() 
 
 
 @pytest.mark.parametrize("value", [64.01, -65.0, math.inf, -math.inf, math.nan])
-def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None:
+def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value):
     accumulator = ExactSum(FlatLayout([torch.Size([4]), torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(1, torch.tensor([1.0, value]))
     # Also when a later addend brings the sum back within bounds.
@@ -341,7 +336,7 @@ def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None
 
 
 @pytest.mark.parametrize("kind", [ExactSum, FastSum])
-def test_mean_and_norm_divide_once_by_all_micro_batches(kind: type[ExactSum] | type[FastSum]) -> None:
+def test_mean_and_norm_divide_once_by_all_micro_batches(kind):
     accumulator = kind(FlatLayout([torch.Size([2]), torch.Size([1])]), 6, 6, CPU)
     for _ in range(6):
         accumulator.add(0, torch.tensor([3.0, 0.0]))

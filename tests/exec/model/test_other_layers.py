@@ -1,7 +1,5 @@
 """Layers that are not megatron-core's, split along the graph or by themselves: what goes to W, and the same bits."""
 
-from __future__ import annotations
-
 import gc
 import queue
 import weakref
@@ -28,14 +26,14 @@ BATCH = MicroBatch(0, 0)
 class Gradients(dict[torch.Tensor, torch.Tensor]):
     """A sink."""
 
-    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor):
         self[parameter] = self.get(parameter, 0) + gradient
 
 
 class Bare(nn.Module):
     """Weights by name, and a forward of them."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], **shapes: tuple[int, ...]) -> None:
+    def __init__(self, forward: Callable[..., torch.Tensor], **shapes: tuple[int, ...]):
         super().__init__()
         torch.manual_seed(0)
         for name, shape in shapes.items():
@@ -46,7 +44,7 @@ class Bare(nn.Module):
         return self.compute(self, inputs)
 
 
-def once(model: nn.Module, inputs: torch.Tensor, whole: bool = False) -> tuple[Any, list[str], list[str]]:
+def once(model: nn.Module, inputs: torch.Tensor, whole=False) -> tuple[Any, list[str], list[str]]:
     """Gradients of the input and of all parameters; the names of those in I; of those in W."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     gradients = Gradients()
@@ -68,7 +66,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return nn.functional.linear(inputs, weight, bias)
 
 
-CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
+CASES = {
     "linear": (nn.Linear(6, 6), [], ["bias", "weight"]),
     "no bias": (nn.Linear(6, 4, bias=False), [], ["weight"]),
     "norm": (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)), ["0.bias", "0.weight"], ["1.bias", "1.weight"]),
@@ -89,10 +87,10 @@ CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("has_entry", [True, False])
-def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) -> None:
+def test_matrix_products_run_in_w_and_others_in_i(case, has_entry):
     model, early, late = CASES[case]
 
-    def inputs() -> torch.Tensor:
+    def inputs():
         return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_(has_entry)
 
     split_up, found_early, found_late = once(model, inputs())
@@ -112,7 +110,7 @@ def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) ->
             torch.testing.assert_close(split_up[1][name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_graph_is_freed_between_i_and_w() -> None:
+def test_graph_is_freed_between_i_and_w():
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     gradients = Gradients()
     store = WeightGradientStore(gradients)
@@ -130,8 +128,8 @@ def test_graph_is_freed_between_i_and_w() -> None:
 class Delays:
     """Delayed computations of a layer: entries of [tensors, function], oldest first."""
 
-    def __init__(self) -> None:
-        self.context: queue.Queue[Any] = queue.Queue()
+    def __init__(self):
+        self.context = queue.Queue()
 
     def delay_wgrad_compute(self) -> bool:
         return True
@@ -143,13 +141,13 @@ def weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
 
 class Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
+    def forward(ctx, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.delays = delays
         return torch.matmul(inputs, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         inputs, weight = ctx.saved_tensors
         ctx.delays.context.put([[inputs, gradient], weight_gradient])
         return gradient.matmul(weight), None, None
@@ -160,18 +158,17 @@ class DelayedLinear(nn.Linear):
 
     fuse_wgrad_accumulation = False
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, bias=True):
         super().__init__(inputs, outputs, bias)
         self.wgrad_store = Delays()
 
     def product(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
-        return output
+        return Product.apply(inputs, self.weight, self.wgrad_store)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.product(inputs) + self.bias
 
-    def backward_dw(self) -> None:
+    def backward_dw(self):
         tensors, function = self.wgrad_store.context.get_nowait()
         self.weight.grad = function(*tensors)
 
@@ -181,7 +178,7 @@ class Stack(nn.Module):
 
     linear: type[nn.Linear] = nn.Linear
 
-    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> None:
+    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool):
         super().__init__()
         hidden = job.model.hidden
         self.message_shape = (job.data.micro_batch_size, job.model.sequence, hidden)
@@ -202,8 +199,7 @@ class Stack(nn.Module):
         hidden = self.embedding(inputs)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
-        output: torch.Tensor = self.head(hidden)
-        return output
+        return self.head(hidden)
 
 
 class Delayed(Stack):
@@ -234,7 +230,7 @@ def pipeline(job: Job, kind: type[Stack] = Stack) -> list[MegatronStage]:
         (Delayed, "bf16", "layers"),
     ],
 )
-def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precision: str, recompute: str) -> None:
+def test_i_and_deferred_w_in_any_order_equal_whole_b(kind, precision, recompute):
     job = small_job(model={"recompute": recompute}, train={"precision": precision})
     whole, deferred = pipeline(job, kind), pipeline(job, kind)
     run_pipelines([whole], 5, 4)
@@ -254,6 +250,6 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     )
 
 
-def test_layer_with_its_own_gradient_buffer_is_refused() -> None:
+def test_layer_with_its_own_gradient_buffer_is_refused():
     with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to its own buffer"):
         pipeline(small_job(), FusedStack)

@@ -1,9 +1,5 @@
 """Provided models, data and losses: the bits of recycle's own where these are equal, and refusals."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 import pytest
 import torch
@@ -23,14 +19,14 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, differing, gradients_by_name, run_deferred, small_job
 from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
-from tests.exec.runs import Run, assert_same_training, job as process_job, kinds
+from tests.exec.runs import assert_same_training, job as process_job, kinds
 
 pytestmark = pytest.mark.slow
 
 OWN = {"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "layers": 2}
 
 
-def with_keys(job: Job, section: str, **keys: Any) -> Job:
+def with_keys(job: Job, section: str, **keys) -> Job:
     return msgspec.structs.replace(job, **{section: msgspec.structs.replace(getattr(job, section), **keys)})
 
 
@@ -43,7 +39,7 @@ def drawn_by_name(job: Job, first: int, last: int, **ends: bool) -> nn.Module:
     return module
 
 
-def own_job(**sections: Any) -> Job:
+def own_job(**sections) -> Job:
     return small_job(model=OWN | sections.pop("model", {}), **sections)
 
 
@@ -58,16 +54,16 @@ def starts(job: Job) -> list[int]:
     return [sum(layers[:stage]) for stage in range(len(layers))]
 
 
-def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
+def losses(job: Job, family=one_f_one_b, **given) -> list[float]:
     return run(family(job.shape), job, steps=3, **given).losses
 
 
-def test_provided_megatron_model_has_the_bits_of_the_built_in_model() -> None:
+def test_provided_megatron_model_has_the_bits_of_the_built_in_model():
     job = small_job(model={"dropout": 0.0})
     assert losses(job, model=megatrons) == losses(job)
 
 
-def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
+def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch):
     module = "tests.exec.model.megatron_models"
     sections = {
         "model": {"provider": f"{module}:latent_with_experts", "tied": True},
@@ -81,7 +77,7 @@ def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Ru
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "dropout"])
-def test_gradients_equal_those_of_megatron_cores_backward(name: str) -> None:
+def test_gradients_equal_those_of_megatron_cores_backward(name):
     """Of the whole model in one graph, without stages, split backward, sums, or replaced classes."""
     model, data = OWN | {"layers": 4, "tied": name == "multi-token prediction"}, PACKED if name == "documents" else {}
     job = small_job(micro_batches=1, model=model, data=data, train={"accumulation": "fast"})
@@ -105,7 +101,7 @@ class Repeated:
 
     digest = "repeated"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self.length = job.model.sequence + 1
 
     def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
@@ -114,7 +110,7 @@ class Repeated:
 
 
 @pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"recompute": "full", "dropout": 0.2}])
-def test_provided_model_has_the_same_bits_for_every_split_and_schedule(model: dict[str, Any]) -> None:
+def test_provided_model_has_the_same_bits_for_every_split_and_schedule(model):
     whole = losses(own_job(ranks=1, model=model), model=drawn_by_name, data=Repeated)
     assert whole[-1] < whole[0]
     for family in (one_f_one_b, zb_h1):
@@ -124,7 +120,7 @@ def test_provided_model_has_the_same_bits_for_every_split_and_schedule(model: di
 class Masked:
     """Batches whose mask leaves the first `kept` tokens; the others have labels that no model would guess."""
 
-    def __init__(self, job: Job, kept: int, spoil: bool) -> None:
+    def __init__(self, job: Job, kept: int, spoil: bool):
         self.job, self.kept, self.spoil = job, kept, spoil
         self.digest = f"kept {kept}"
 
@@ -137,7 +133,7 @@ class Masked:
 
 
 @pytest.mark.parametrize("model", [None, Stack])
-def test_masked_tokens_do_not_count(model: Any) -> None:
+def test_masked_tokens_do_not_count(model):
     job = own_job()
     results = [losses(job, model=model, data=lambda job, spoil=spoil: Masked(job, 5, spoil)) for spoil in (False, True)]
     assert results[0] == results[1]
@@ -148,7 +144,7 @@ def test_masked_tokens_do_not_count(model: Any) -> None:
 class Joined:
     """The micro-batches of `masked` in one."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self._batch = masked(with_keys(job, "data", micro_batch_size=1))
 
     def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
@@ -156,7 +152,7 @@ class Joined:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
+def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches():
     results = {}
     for count, data in ((2, masked), (1, Joined)):
         for per_token in (True, False):
@@ -167,18 +163,18 @@ def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
     assert abs(results[2, True][0] - results[2, False][0]) > 1e-3
 
 
-def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask() -> None:
+def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask():
     job = with_keys(own_job(), "train", per_token_loss=True)
     with pytest.raises(RunError, match=r"\[train\] per_token_loss: .*lambda.* counts 8 tokens, .* loss_mask 2; both"):
         losses(job, data=masked, loss=lambda output, batch: (output.sum(), output.numel()))
 
 
-def test_provided_loss_returns_sum_and_count() -> None:
+def test_provided_loss_returns_sum_and_count():
     job, twice = own_job(), lambda output, batch: (2 * output.sum(), output.numel())
     assert losses(job, loss=twice)[0] == 2 * losses(job)[0]
 
 
-def bad_sum(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> Any:
+def bad_sum(output: torch.Tensor, batch: dict[str, torch.Tensor]):
     return output.mean()
 
 
@@ -211,7 +207,7 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
         ),
     ],
 )
-def test_unusable_results_of_providers_are_refused(given: dict[str, Any], complaint: str) -> None:
+def test_unusable_results_of_providers_are_refused(given, complaint):
     with pytest.raises(RunError, match=f"^{complaint}"):
         losses(own_job(), **given)
 
@@ -237,14 +233,14 @@ def predicting(job: Job, *layers: int, **ends: bool) -> nn.Module:
         (Stack, True, r"\[model\] tied needs a parameter embedding.word_embeddings.weight, which its module lacks"),
     ],
 )
-def test_untrainable_module_is_refused(model: Any, tied: bool, complaint: str) -> None:
+def test_untrainable_module_is_refused(model, tied, complaint):
     with pytest.raises(JobError, match=rf"^\[model\] provider: .*: stage [01]: {complaint}") as refused:
         build_stages(own_job(model={"tied": tied}), [0, 1], CPU, providers=Providers(model))
     assert "\n" not in str(refused.value)
 
 
-def test_parameter_names_are_unique_in_the_whole_model() -> None:
-    def bare(job: Job, *layers: int, **ends: bool) -> nn.Module:
+def test_parameter_names_are_unique_in_the_whole_model():
+    def bare(job, *layers, **ends):
         return nn.Linear(16, 16)
 
     layer_names = [f"{place}.{kind}" for place in (0, 1, 3) for kind in ("bias", "weight")]
@@ -259,7 +255,7 @@ def test_parameter_names_are_unique_in_the_whole_model() -> None:
     assert names[1] == [["stages.0.bias", "stages.0.weight"], ["stages.1.bias", "stages.1.weight"]]
 
 
-def test_function_is_not_both_passed_and_named() -> None:
+def test_function_is_not_both_passed_and_named():
     job = with_keys(own_job(), "train", loss="os.path:join")
     with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is passed"):
         losses(job, loss=bad_sum)
@@ -288,12 +284,12 @@ def test_function_is_not_both_passed_and_named() -> None:
         ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel sets it"),
     ],
 )
-def test_unsupported_config_field_is_refused_with_a_reason(config: dict[str, Any], complaint: str) -> None:
+def test_unsupported_config_field_is_refused_with_a_reason(config, complaint):
     with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
         check_request(small_job(model={"config": config}), 1, (), frozenset())
 
 
-def test_config_field_of_a_later_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_field_of_a_later_version_is_refused(monkeypatch):
     monkeypatch.setattr(model_config, "_SUPPORTED", model_config._SUPPORTED - {"qk_l2_norm"})
     with pytest.raises(
         JobError, match=r"^\[model.config\] qk_l2_norm: cannot be set: .* this field of megatron-core 0"

@@ -1,10 +1,7 @@
 """Variants of the forward: recomputation, dropout, bf16, evaluation."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,14 +19,14 @@ from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job.sections import EvalSection
 from tests.exec.drive import CPU, build_pipeline, gradients_by_name, run_pipelines, small_job
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 FULL = {"recompute": "full"}
 BATCH = MicroBatch(0, 0)
 
 
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
-AGAIN: list[dict[str, Any]] = [
+AGAIN = [
     {"recompute": "full", "dropout": 0.2, "tied": True},
     {"recompute": "selective", "config": CONFIG},
     {"recompute": ["layers", "full"]},
@@ -41,7 +38,7 @@ AGAIN: list[dict[str, Any]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision"), [(FULL, "bf16"), *((model, "fp32") for model in AGAIN)], ids=str)
-def test_recomputation_gives_the_same_bits(model: dict[str, Any], precision: str) -> None:
+def test_recomputation_gives_the_same_bits(model, precision):
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
     losses = []
     for keys, family in ((kept, zb_h1), (model, one_f_one_b), (model, zb_h1)):
@@ -52,7 +49,7 @@ def test_recomputation_gives_the_same_bits(model: dict[str, Any], precision: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layers", "selective"])
-def test_recomputation_holds_less_between_f_and_i(recompute: str) -> None:
+def test_recomputation_holds_less_between_f_and_i(recompute):
     held = []
     for model in ({}, {"recompute": recompute, "config": {"recompute_modules": ["mlp"]}}):
         stage = build_pipeline(small_job(model=model))[0]
@@ -63,7 +60,7 @@ def test_recomputation_holds_less_between_f_and_i(recompute: str) -> None:
 
 
 @pytest.mark.slow
-def test_unknown_recomputation_is_refused() -> None:
+def test_unknown_recomputation_is_refused():
     with pytest.raises(JobError, match=r"\[model\] recompute: lists 1 stages, the shape has 2"):
         small_job(model={"recompute": ["full"]}).validate()
     config = {"recompute_modules": ["layernorm"]}
@@ -81,8 +78,7 @@ def outputs(stage: MegatronStage, iteration: int, batches: list[MicroBatch]) -> 
 
 
 @pytest.mark.slow
-def test_dropout_depends_on_iteration_and_micro_batch_only() -> None:
-    # All tokens are equal, so differences come from dropout.
+def test_dropout_depends_on_iteration_and_micro_batch_only():  # All tokens are equal, so differences come from dropout.
     first, second = (build_pipeline(small_job(model=DROPS))[0] for _ in range(2))
     tokens = torch.full((1, 32), 65)
     for stage in (first, second):
@@ -104,7 +100,7 @@ def test_dropout_depends_on_iteration_and_micro_batch_only() -> None:
 @pytest.mark.parametrize(
     "model", [pytest.param(DROPS, marks=pytest.mark.soak), DROPS | {"recompute": "full", "tied": True}]
 )
-def test_run_with_dropout_and_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
+def test_run_with_dropout_and_a_kill_has_the_bits_of_one_process(model, launch):
     tested_job = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
     single = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
     result = launch(tested_job, STEPS, "kill:1.1@1", "rejoin:1.1@3")
@@ -114,15 +110,15 @@ def test_run_with_dropout_and_a_kill_has_the_bits_of_one_process(model: dict, la
 
 
 @pytest.mark.slow
-def test_tensor_ranks_draw_separately_for_attention_only() -> None:
+def test_tensor_ranks_draw_separately_for_attention_only():
     tested_job = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
     build_pipeline(tested_job)  # megatron-core's groups
     draws = []
     for tensor in ((0, 2), (1, 2), (1, 2)):
         part = build_part(tested_job, 0)
         seeds = DropoutSeeds(part, 0, tested_job.model.seed, CPU, tensor)
-        heads: list[torch.Tensor] = []
-        states: list[torch.Tensor] = []
+        heads = []
+        states = []
         attention = part.decoder.layers[0].self_attention.core_attention
         attention.register_forward_hook(lambda _, __, output, heads=heads: heads.append(output))
         attention.register_forward_hook(lambda *_, states=states: states.append(torch.get_rng_state()))
@@ -138,7 +134,7 @@ def test_tensor_ranks_draw_separately_for_attention_only() -> None:
 HALF = {"precision": "bf16"}
 
 
-def test_bf16_weights_are_rounded_fp32_weights() -> None:
+def test_bf16_weights_are_rounded_fp32_weights():
     (half,), (full,) = build_pipeline(small_job(ranks=1, train=HALF)), build_pipeline(small_job(ranks=1))
     layer = 1
     assert half.layout.units()[layer].state_tensors()[0].equal(full.layout.units()[layer].state_tensors()[0])
@@ -153,8 +149,8 @@ def test_bf16_weights_are_rounded_fp32_weights() -> None:
     assert half.parameters[name].data_ptr() in range(working.data_ptr(), working.data_ptr() + working.nbytes)
 
 
-def test_device_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_device_without_bf16_is_refused(monkeypatch):
+    def refuse(*_):
         raise RuntimeError("\"layer_norm\" not implemented for 'BFloat16'\nand a second line")
 
     monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)
@@ -169,11 +165,11 @@ def test_device_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 BATCHES = [MicroBatch(0, 0), MicroBatch(0, 1)]
 
 
-def evaluated_job(ranks: int = 2, **sections: Any) -> Job:
+def evaluated_job(ranks=2, **sections) -> Job:
     return msgspec.structs.replace(small_job(1, ranks, 2, **sections), evaluation=EvalSection(every=1))
 
 
-def losses(stages: list[MegatronStage], batch: int = 0) -> list[tuple[float, float]]:
+def losses(stages: list[MegatronStage], batch=0) -> list[tuple[float, float]]:
     """Of one batch of an evaluation, pipelined one micro-batch after the other."""
     for stage in stages:
         stage.begin_evaluation(batch)
@@ -187,7 +183,7 @@ def losses(stages: list[MegatronStage], batch: int = 0) -> list[tuple[float, flo
     return stages[-1].evaluated()
 
 
-def test_evaluation_is_the_loss_of_the_model() -> None:
+def test_evaluation_is_the_loss_of_the_model():
     job = evaluated_job(1)
     (stage,) = build_pipeline(job)
     results = losses([stage], batch=3)
@@ -199,14 +195,14 @@ def test_evaluation_is_the_loss_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_evaluation_does_not_depend_on_stages_or_dropout(ranks: int) -> None:
+def test_evaluation_does_not_depend_on_stages_or_dropout(ranks):
     plain = losses(build_pipeline(evaluated_job(1)))
     assert losses(build_pipeline(evaluated_job(ranks, model=DROPS))) == plain
     assert len(set(plain)) == 2
 
 
 @pytest.mark.parametrize("recompute", ["full", "layers"])
-def test_evaluation_does_not_change_training(recompute: str) -> None:
+def test_evaluation_does_not_change_training(recompute):
     job = evaluated_job(model={**DROPS, "recompute": recompute})
     untouched, stages = build_pipeline(job), build_pipeline(job)
     digests = [stage.digests() for stage in stages]
@@ -219,7 +215,7 @@ def test_evaluation_does_not_change_training(recompute: str) -> None:
         assert torch.equal(gradient, gradients[name])
 
 
-def test_evaluation_does_not_depend_on_which_worker_ran_a_micro_batch() -> None:
+def test_evaluation_does_not_depend_on_which_worker_ran_a_micro_batch():
     torch.manual_seed(0)
     pairs = [(float(value), 3.0) for value in torch.randn(64) * 2.0 ** torch.randint(-20, 20, (64,))]
     whole = evaluate(4, {"0.0": evaluation_report(pairs)})

@@ -1,16 +1,13 @@
 """Units and shards of a stage: norms, steps and names of shards; units that stay while the model is repartitioned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 import pytest
 import torch
 
-from recycle import JobError, Worker
+from recycle import Job, JobError, Worker
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
@@ -22,7 +19,6 @@ from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.step_state import StepState
-from recycle.job import Job
 from recycle.job.sections import TrainSection
 from tests.exec.drive import execute, micro_batches, one_f_one_b
 from tests.exec.runs import job
@@ -35,7 +31,6 @@ UNIT_ORDER = ["gated", "bias", "norm", "wide", "small"]
 TRAIN = TrainSection(weight_decay=0.1, warmup=1)
 DIVISOR = 4
 GATED = StoredNames({}, {"gated"})
-NO_STAGE = cast(Stage, None)
 
 
 def parameters() -> dict[str, torch.nn.Parameter]:
@@ -81,11 +76,11 @@ def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
 
 
 def norms_of(shards: Shards) -> list[list[float]]:
-    return [norms for _, norms, _, _ in shards.reduced(NO_STAGE)]
+    return [norms for _, norms, _, _ in shards.reduced(None)]
 
 
 def digests_of(shards: Shards) -> dict[int, str]:
-    return {number: digest(tensors) for number, (tensors, _) in shards.parts(NO_STAGE).items()}
+    return {number: digest(tensors) for number, (tensors, _) in shards.parts(None).items()}
 
 
 def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:
@@ -103,7 +98,7 @@ def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_units", [False, True])
-def test_shards_have_the_norms_and_bits_of_the_whole(has_units: bool, working: torch.dtype) -> None:
+def test_shards_have_the_norms_and_bits_of_the_whole(has_units, working):
     sums = summed(UNIT_ORDER if has_units else NAMES)
     whole = in_one_piece(summed(), working)
     shards = by_unit(sums, working) if has_units else sharded(sums, 3, working)
@@ -126,7 +121,7 @@ def test_shards_have_the_norms_and_bits_of_the_whole(has_units: bool, working: t
     assert [all(map(math.isfinite, norms)) for norms in norms_of(shards)] == [True] * (len(shards.pieces) - 1) + [False]
 
 
-def test_only_owned_shards_are_held() -> None:
+def test_only_owned_shards_are_held():
     shards = sharded(summed(), 4, torch.bfloat16)
     shards.own([11, 12])
     assert list(shards.pieces) == [11, 12]
@@ -150,7 +145,7 @@ KINDS = {
     "bf16": {},
     "muon": {},
 }
-TRAINED: dict[str, dict[str, Any]] = {"bf16": {"precision": "bf16"}, "muon": {"optimizer": "muon"}}
+TRAINED = {"bf16": {"precision": "bf16"}, "muon": {"optimizer": "muon"}}
 
 
 def job_of(name: str) -> Job:
@@ -181,7 +176,7 @@ def named(stages: Mapping[int, Stage]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_repartitioning_between_steps_keeps_the_bits(name: str) -> None:
+def test_repartitioning_between_steps_keeps_the_bits(name):
     tested_job = job_of(name)
 
     still, moved = (LocalStages(Worker(0, 0), partial(build_stages, tested_job), (), [0, 1]) for _ in range(2))
@@ -198,7 +193,7 @@ def test_repartitioning_between_steps_keeps_the_bits(name: str) -> None:
     assert all(torch.equal(moved_state[key], expected[key]) for key in moved_state)
 
 
-def test_worker_keeps_units_until_new_stages_are_confirmed() -> None:
+def test_worker_keeps_units_until_new_stages_are_confirmed():
     tested_job = job_of("emulated")
 
     hosted = LocalStages(Worker(0, 0), partial(build_stages, tested_job), (), [0])
@@ -221,7 +216,7 @@ def test_worker_keeps_units_until_new_stages_are_confirmed() -> None:
         hosted.tensors_to_send(0, 1)
 
 
-def test_parameters_outside_of_layers_belong_to_the_ends() -> None:
+def test_parameters_outside_of_layers_belong_to_the_ends():
     names = ["embedding.weight", "decoder.layers.0.w", "decoder.layers.1.w", "decoder.norm", "output_layer.weight"]
     assert units_of(names, 0, 2, (True, True), 3) == dict(zip(names, (0, 1, 2, 3, 3), strict=True))
     assert units_of(["embedding.weight", "layers.0.w", "scale"], 0, 1, (True, False), 3)["scale"] == 0

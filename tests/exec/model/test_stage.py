@@ -1,7 +1,5 @@
 """MegatronStage: the same bits however the model is split, the backward is split, and the work is routed."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref
@@ -31,7 +29,7 @@ BATCH = MicroBatch(0, 0)
 FAST = {"accumulation": "fast"}
 
 
-def begin(stages: Sequence[MegatronStage], step: int = 0) -> None:
+def begin(stages: Sequence[MegatronStage], step=0):
     for stage in stages:
         stage.begin_iteration(step)
 
@@ -48,7 +46,7 @@ def begin(stages: Sequence[MegatronStage], step: int = 0) -> None:
     ],
     ids=str,
 )
-def test_losses_and_gradients_are_the_same_bits_for_one_and_four_stages(sections: dict) -> None:
+def test_losses_and_gradients_are_the_same_bits_for_one_and_four_stages(sections):
     (loss, gradients), (other_loss, others) = (iterated(small_job(ranks=ranks, **sections), 2) for ranks in (1, 4))
     # The text is of Python itself and differs between its versions.
     assert loss / 4 == pytest.approx(math.log(256), abs=0.4)
@@ -58,7 +56,7 @@ def test_losses_and_gradients_are_the_same_bits_for_one_and_four_stages(sections
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_checksum_of_gradients_detects_every_bit(accumulation: str, tied: bool) -> None:
+def test_checksum_of_gradients_detects_every_bit(accumulation, tied):
     stages, equal_stages = (
         build_pipeline(small_job(ranks=2, train={"accumulation": accumulation}, model={"tied": tied})) for _ in range(2)
     )
@@ -80,7 +78,7 @@ def test_checksum_of_gradients_detects_every_bit(accumulation: str, tied: bool) 
 
 
 @pytest.mark.parametrize("layers", [[0, 2, 2, 0], [1, 0, 0, 3], [0, 0, 4, 0]])
-def test_a_stage_may_have_no_layers(layers: list[int]) -> None:
+def test_a_stage_may_have_no_layers(layers):
     whole = build_pipeline(small_job(ranks=1))
     uneven = build_pipeline(small_job(ranks=4, model={"split": layers}))
     assert run_pipelines([whole], 0, 2) == run_pipelines([uneven], 0, 2)
@@ -106,7 +104,7 @@ def test_a_stage_may_have_no_layers(layers: list[int]) -> None:
         *(([3, 1, 0, 2], SMALL | model, {}, 2) for model in MODELS.values()),
     ],
 )
-def test_i_and_deferred_w_in_any_order_equal_whole_b(order: list[int], model: dict, train: dict, ranks: int) -> None:
+def test_i_and_deferred_w_in_any_order_equal_whole_b(order, model, train, ranks):
     job = small_job(ranks=ranks, model=model, train=train)
     whole, deferred = build_pipeline(job), build_pipeline(job)
     run_pipelines([whole], 5, 4)
@@ -121,13 +119,13 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(order: list[int], model: di
     assert whole[-1].loss_sum() == deferred[-1].loss_sum()
 
 
-def test_gradient_beyond_the_bound_makes_the_norm_not_finite() -> None:
+def test_gradient_beyond_the_bound_makes_the_norm_not_finite():
     stages = build_pipeline(small_job(train={"gradient_exponent": -20}))
     run_pipelines([stages], 0, 4)
     assert not any(math.isfinite(norm_squared_of([stage])) for stage in stages)
 
 
-def test_interrupted_iteration_leaves_no_state() -> None:
+def test_interrupted_iteration_leaves_no_state():
     stages = build_pipeline(small_job())
     expected = run_pipelines([stages], 1, 4), [stage.gradient_buffers()[0].clone() for stage in stages]
     batches = micro_batches(0, 4)
@@ -146,7 +144,7 @@ def test_interrupted_iteration_leaves_no_state() -> None:
     assert all(map(torch.equal, (stage.gradient_buffers()[0] for stage in stages), expected[1]))
 
 
-def test_instructions_out_of_order_name_stage_and_micro_batch() -> None:
+def test_instructions_out_of_order_name_stage_and_micro_batch():
     first, last = build_pipeline(small_job())
     begin([first, last], 4)
     with pytest.raises(RunError, match=r"stage 0, iteration 4: B of micro-batch 0\.0: its F has not run"):

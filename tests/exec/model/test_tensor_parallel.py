@@ -1,7 +1,5 @@
 """Tensor parallelism: a worker is T processes that hold a part of each weight, compute together and fail as one."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -20,21 +18,20 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
-from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
-from tests.exec.runs import Run, deaths, figures, job, kinds, live_workers, of_kind, only
+from tests.exec.runs import deaths, figures, job, kinds, live_workers, of_kind, only
 
 STEPS = 5
 
 
-def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
+def gpt(pipelines=2, ranks=2, micro_batches=2, tensor_parallel=2, **sections) -> Job:
     shape = {"tensor_parallel": tensor_parallel} | sections.pop("shape", {})
     return job(pipelines, ranks, micro_batches, "gpt", shape=shape, memory={"limit": 8}, **sections)
 
 
 @pytest.fixture(scope="module")
-def runs(servers: dict[str, ForkServer]) -> Any:
-    def launch(tested_job: Job, directory: Path, *faults: str, steps: int = STEPS, **more: Any) -> RunResult:
+def runs(servers):
+    def launch(tested_job, directory, *faults, steps=STEPS, **more):
         return train(
             tested_job,
             directory,
@@ -49,19 +46,17 @@ def runs(servers: dict[str, ForkServer]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def healthy(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+def healthy(runs, tmp_path_factory):
     """The run without a fault, with a checkpoint in its middle."""
     return runs(gpt(train={"checkpoint_every": 3}), tmp_path_factory.mktemp("healthy") / "run")
 
 
-def assert_same_bits(result: RunResult, reference: RunResult) -> None:
+def assert_same_bits(result: RunResult, reference: RunResult):
     assert figures(result) == figures(reference)
     assert result.digests == reference.digests
 
 
-def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
+def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(healthy, runs, tmp_path):
     tested_job = gpt(train={"checkpoint_every": 3})
     result = runs(tested_job, tmp_path / "run", "kill:1.1t1@1", "rejoin:1.1@3", "kill:0.0@3")
     assert_same_bits(
@@ -77,7 +72,6 @@ def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(
 
 def interrupted(healthy: RunResult, directory: Path) -> Path:
     """The run directory as if the launcher had been killed after step 3, with the checkpoint of step 2."""
-    assert healthy.directory is not None
     shutil.copytree(healthy.directory, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:4]))
@@ -85,7 +79,7 @@ def interrupted(healthy: RunResult, directory: Path) -> Path:
     return directory
 
 
-def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_bits(healthy, runs, tmp_path):
     directory = interrupted(healthy, tmp_path / "run")
     result = runs(gpt(train={"checkpoint_every": 3}), directory, resume=True)
     assert "restored" in kinds(result)
@@ -95,7 +89,7 @@ def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: 
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
-def test_hung_tensor_rank_is_detected(launch: Run) -> None:
+def test_hung_tensor_rank_is_detected(launch):
     tested_job = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
     reference = launch(job(2, 2, 2), STEPS)
     result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
@@ -130,7 +124,7 @@ SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
         (3, EXPERTS, {"kind": "mixtral"}, r"num_moe_experts: 8 is not divisible by tensor_parallel = 3"),
     ],
 )
-def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_indivisible_model_is_refused(ranks, shape, model, message):
     with pytest.raises(JobError, match=message):
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
@@ -138,9 +132,9 @@ def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: 
 class Exchanges:
     """Exchanges between tensor ranks that are threads; `moved` counts the elements that each sends to others."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int):
         self.size, self.moved = size, [0] * size
-        self._sent: list[Sequence[torch.Tensor]] = [()] * size
+        self._sent = [()] * size
         self._all_came = threading.Barrier(size, timeout=60)
 
     def begin(
@@ -150,7 +144,7 @@ class Exchanges:
         self.moved[rank] += sum(part.numel() for other, part in enumerate(parts) if other != rank)
         self._sent[rank] = parts
 
-        def wait() -> list[torch.Tensor]:
+        def wait():
             self._all_came.wait()
             received = [parts[rank].clone() for parts in self._sent]
             self._all_came.wait()
@@ -158,10 +152,10 @@ class Exchanges:
 
         return wait
 
-    def run(self, call: Callable[[int, TensorGroup], Any]) -> list[Any]:
+    def run(self, call: Callable[[int, TensorGroup], Any]):
         """Run `call(rank, group)` for all ranks at once, and return the results by rank."""
 
-        def of_rank(rank: int) -> Any:
+        def of_rank(rank):
             group = TensorGroup(rank, self.size)
             group.exchange = partial(self.begin, rank)
             return call(rank, group)
@@ -183,12 +177,10 @@ def addends(size: int, *shape: int) -> list[torch.Tensor]:
         (2, 10, dist.ReduceOp.AVG, lambda first, second: (first + second) / 2),
     ],
 )
-def test_all_reduce_combines_in_the_order_of_ranks(
-    size: int, rows: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
-) -> None:
+def test_all_reduce_combines_in_the_order_of_ranks(size, rows, operation, combine, is_async):
     given, exchanges = [each.t() for each in addends(size, 7, rows)], Exchanges(size)  # not contiguous
 
-    def all_reduce(rank: int, group: TensorGroup) -> torch.Tensor:
+    def all_reduce(rank, group):
         tensor = given[rank].clone()
         pending = dist.all_reduce(tensor, operation, group, is_async)
         assert (pending is not None) == is_async
@@ -203,7 +195,7 @@ def test_all_reduce_combines_in_the_order_of_ranks(
     assert exchanges.moved == [small if rows == 10 or size == 2 else 2 * (size - 1) * padded // size] * size
 
 
-def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None:
+def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring():
     size = 4
     given, exchanges = addends(size, 8, 3, 5), Exchanges(size)
     scattered = exchanges.run(lambda rank, group: begin_reduce_scatter(given[rank], group)())
@@ -214,11 +206,11 @@ def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None
     assert exchanges.moved == [2 * (size - 1) * 2 * 15] * size
 
 
-def test_each_rank_gets_the_rows_that_are_for_it() -> None:
+def test_each_rank_gets_the_rows_that_are_for_it():
     rows = [[1, 2, 0], [0, 3, 1], [2, 0, 0]]  # of a rank, for each rank
     given = [torch.randn(sum(of_rank), 4) for of_rank in rows]
 
-    def exchange(rank: int, group: TensorGroup) -> torch.Tensor:
+    def exchange(rank, group):
         received = [of_rank[rank] for of_rank in rows]
         output = torch.empty(sum(received), 4)
         dist.all_to_all_single(output, given[rank], received, rows[rank], group)
@@ -229,14 +221,14 @@ def test_each_rank_gets_the_rows_that_are_for_it() -> None:
         assert torch.equal(output, torch.cat([part[rank] for part in parts]))
 
 
-def test_torch_raises_the_error_of_an_exchange() -> None:
+def test_torch_raises_the_error_of_an_exchange():
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
-    def start(*_: object) -> Callable[[], list[torch.Tensor]]:
+    def start(*_):
         raise TransportError("a peer is gone")
 
-    def wait() -> list[torch.Tensor]:
+    def wait():
         raise TransportError("the generation is over")
 
     group = TensorGroup(1, 2)

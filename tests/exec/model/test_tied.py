@@ -1,14 +1,11 @@
 """Several stages per worker, and stages that share the embedding: the bits of one process that holds the model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from recycle import Job, Schedule, check
 from recycle.exec import run
 from recycle.exec.data.batches import load_corpus
-from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.weights import global_names
 from recycle.ir.families import FAMILIES, one_f_one_b
@@ -21,7 +18,7 @@ from tests.exec.drive import (
     run_pipelines,
     small_job,
 )
-from tests.exec.runs import Run, figures, job, live_workers
+from tests.exec.runs import figures, job, live_workers
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +26,7 @@ STEPS = 5
 SHARED = "embedding.word_embeddings.weight"
 
 
-def tied(
-    pipelines: int, ranks: int, micro_batches: int, chunks: int = 1, placement: str = "loop", **train: object
-) -> Job:
+def tied(pipelines: int, ranks: int, micro_batches: int, chunks=1, placement="loop", **train) -> Job:
     return job(
         pipelines,
         ranks,
@@ -45,13 +40,13 @@ def tied(
 
 
 @pytest.fixture(scope="module")
-def whole() -> RunResult:
+def whole():
     single = tied(1, 1, 6)
     return run(one_f_one_b(single.shape), single, steps=STEPS)
 
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
-def test_shared_weight_has_the_gradients_of_both_uses(accumulation: str) -> None:
+def test_shared_weight_has_the_gradients_of_both_uses(accumulation):
     results = []
     for ranks in (1, 2, 4):
         tested_job = small_job(ranks=ranks, model={"tied": True}, train={"accumulation": accumulation})
@@ -75,7 +70,7 @@ def test_shared_weight_has_the_gradients_of_both_uses(accumulation: str) -> None
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: str) -> None:
+def test_gradients_equal_autograd_on_megatrons_model(is_tied, precision):
     tested_job = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
     (stage,) = build_pipeline(tested_job)
     loss = run_pipelines([[stage]], step=0, count=1)
@@ -108,7 +103,7 @@ def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: s
         *((family, 2, 2) for family in ("interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v")),
     ],
 )
-def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int, chunks: int, whole: RunResult) -> None:
+def test_every_family_trains_to_the_bits_of_one_process(family, ranks, chunks, whole):
     job = tied(1, ranks, 6, chunks)
     assert figures(run(FAMILIES[family](job.shape), job, steps=3)) == figures(whole)[:3]
 
@@ -121,16 +116,13 @@ def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int,
         ("v-half", 2, "kill:1.0@1.reduce", "1.0"),
     ],
 )
-def test_any_worker_may_die_and_rejoin_with_the_same_bits(
-    family: str, chunks: int, fault: str, victim: str, whole: RunResult, launch: Run
-) -> None:
+def test_any_worker_may_die_and_rejoin_with_the_same_bits(family, chunks, fault, victim, whole, launch):
     job = tied(2, 2, 3, chunks)
     schedule = FAMILIES[family](job.shape)
     result = launch(job, STEPS, fault, f"rejoin:{victim}@3", schedule=schedule)
     assert figures(result) == figures(whole)
     assert live_workers(result) == [4, 3, 3, 4, 4]
     assert result.digests == run(schedule, job, steps=STEPS).digests
-    assert result.directory is not None
     for digest in {line["plan"] for line in result.metrics}:
         plan = Schedule.load(result.directory / "plans" / f"{digest}.json")
         assert plan.ties == ((0, job.shape.stages - 1),)
@@ -138,11 +130,10 @@ def test_any_worker_may_die_and_rejoin_with_the_same_bits(
         assert all(plan.stages_of(worker) == schedule.stages_of(worker) for worker in plan.live)
 
 
-def test_a_planned_v_trains_through_a_death_to_the_same_bits(whole: RunResult, launch: Run) -> None:
+def test_a_planned_v_trains_through_a_death_to_the_same_bits(whole, launch):
     job = tied(2, 2, 3, 2, placement="v")
     result = launch(job, STEPS, "kill:1.1@1", "rejoin:1.1@3")
     assert figures(result) == figures(whole)
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
-    assert result.directory is not None
     for digest in {line["plan"] for line in result.metrics}:
         assert Schedule.load(result.directory / "plans" / f"{digest}.json").placing == "v"

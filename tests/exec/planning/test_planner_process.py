@@ -1,12 +1,7 @@
 """Planner processes that end or hang cost time and never an answer."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +10,12 @@ from recycle import Worker
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
-from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
+from recycle.exec.planning.planner_process import MOST_FAILURES
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.ir import formats
-from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job, kinds, of_kind
+from tests.exec.runs import job, kinds, of_kind
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -37,12 +31,12 @@ TEST_PROCESS = "RECYCLE_TEST_PROCESS"
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def started(monkeypatch):
     """Ids of the planner processes that were started so far."""
-    ids: list[int] = []
+    ids = []
 
     class Noted(planner_process.Child):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             ids.append(self.process.pid)
 
@@ -53,13 +47,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class Answers:
     """A plan service whose answers are kept."""
 
-    def __init__(self, service: PlanService) -> None:
+    def __init__(self, service: PlanService):
         self._service = service
         self.can_search = service.can_search
-        self.planned: dict[Question, Planned] = {}
-        self.warnings: list[str] = []
+        self.planned = {}
+        self.warnings = []
 
-    def ask(self, *failed: Worker, moves: bool = False) -> Question:
+    def ask(self, *failed: Worker, moves=False) -> Question:
         """Ask for the plan without the failed workers that is needed now, or for one for which workers may move."""
         question = Question(frozenset(failed), is_urgent=not moves, moves=moves)
         self._service.ask(question)
@@ -70,7 +64,7 @@ class Answers:
         self._service.ask(question)
         return self.wait_for(question)
 
-    def poll(self) -> None:
+    def poll(self):
         """Take what is answered."""
         self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
 
@@ -86,16 +80,13 @@ class Answers:
         return planned.plan
 
 
-Serve = Callable[..., Answers]
-
-
 @pytest.fixture
-def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
+def serve(tmp_path, started):
     """Starts a plan service."""
-    waker, services = Waker(), list[PlanService]()
+    waker, services = Waker(), []
     (tmp_path / "plans").mkdir()
 
-    def begin(planner: Planner | None = plan_for_training, job: PricedJob = JOB) -> Answers:
+    def begin(planner=plan_for_training, job=JOB):
         services.append(PlanService(job, planner, tmp_path / "plans", tmp_path / "profiles", waker))
         return Answers(services[-1])
 
@@ -105,7 +96,7 @@ def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
     waker.close()
 
 
-def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve: Serve) -> None:
+def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve):
     text = formats.named_schedule("gpipe", JOB.shape).dumps()
     for staggered, modes in ((True, {"barrier", "staggered"}), (False, {"barrier"})):
         planner = msgspec.structs.replace(JOB.planner, staggered=staggered)
@@ -115,9 +106,7 @@ def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])
-def test_process_that_dies_or_hangs_is_replaced_and_asked_again(
-    sent: signal.Signals, serve: Serve, started: list[int]
-) -> None:
+def test_process_that_dies_or_hangs_is_replaced_and_asked_again(sent, serve, started):
     calm = serve().plan(*SOME)
     plans = serve()
     plans.plan()
@@ -130,16 +119,14 @@ def test_process_that_dies_or_hangs_is_replaced_and_asked_again(
     assert plans.warnings == []
 
 
-def deadly_planner(*arguments: Any, **known: Any) -> str:
+def deadly_planner(*arguments, **known) -> str:
     """Plans in the process of the tests, and kills every other one."""
     if str(os.getpid()) != os.environ[TEST_PROCESS]:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan_for_training(*arguments, **known)
 
 
-def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
-    serve: Serve, started: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_whose_planner_kills_every_process_is_made_in_this_one(serve, started, monkeypatch):
     monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
     calm = serve().plan(*SOME)
     plans = serve(deadly_planner)
@@ -149,9 +136,7 @@ def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
     assert 2 + MOST_FAILURES <= len(started) <= 2 + 2 * MOST_FAILURES
 
 
-def test_search_that_no_process_answers_is_given_up_with_an_error(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_that_no_process_answers_is_given_up_with_an_error(serve, monkeypatch):
     monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
     plans = serve(deadly_planner)
     assert plans.can_search
@@ -160,7 +145,7 @@ def test_search_that_no_process_answers_is_given_up_with_an_error(
     assert plans.warnings == []
 
 
-def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, started: list[int]) -> None:
+def test_open_question_survives_the_end_of_the_planner_process(serve, started):
     plans = serve()
     plans.plan()
     os.kill(started[1], signal.SIGSTOP)
@@ -170,13 +155,10 @@ def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, sta
     os.kill(started[1], signal.SIGKILL)
     assert plans.plan(Worker(2, 1)).hosts.stages.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
     plan = plans.wait_for(first).plan
-    assert plan is not None
     assert len(plan.hosts.stages) == 4
 
 
-def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(
-    serve: Serve, started: list[int]
-) -> None:
+def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(serve, started):
     sections = {"planner": {"ahead": 2**31 - 1, "steps": 1}, "membership": {"hung_after": 600.0}}
     plans = serve(job=job(2, 2, 2, **sections))
     os.kill(started[1], signal.SIGSTOP)  # the process for urgent questions
@@ -190,18 +172,16 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
 class _Strike(Observer):
     """Kills all planner processes after a step."""
 
-    def __init__(self, started: list[int], after: int) -> None:
+    def __init__(self, started: list[int], after: int):
         self._started, self._after = started, after
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         if line["step"] == self._after:
             for pid in self._started:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes(
-    launch: Run, started: list[int]
-) -> None:
+def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes(launch, started):
     reference = launch(JOB, 5)
     started.clear()
     run = launch(JOB, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))

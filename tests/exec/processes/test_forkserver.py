@@ -1,12 +1,9 @@
 """A fork server forks workers and keeps the id and the exit code of each until it is reaped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.process
 
 
-def wait_until_forked(server: ForkServer, process: WorkerProcess) -> None:
+def wait_until_forked(server: ForkServer, process: WorkerProcess):
     until(lambda: server.read_answers() or process.pid != 0)
 
 
@@ -29,13 +26,13 @@ def wait_for_code(server: ForkServer, process: WorkerProcess) -> int | None:
 
 
 @pytest.fixture
-def server() -> Iterator[ForkServer]:
+def server():
     server = ForkServer("emulated")
     yield server
     server.close()
 
 
-def test_an_ended_process_keeps_its_id_and_its_exit_code_until_it_is_reaped(server: ForkServer, tmp_path: Path) -> None:
+def test_an_ended_process_keeps_its_id_and_its_exit_code_until_it_is_reaped(server, tmp_path):
     process = server.fork("no specification", tmp_path / "worker.log")
     assert wait_for_code(server, process) == 1
     os.kill(process.pid, 0)
@@ -43,7 +40,7 @@ def test_an_ended_process_keeps_its_id_and_its_exit_code_until_it_is_reaped(serv
     until(lambda: not Path(f"/proc/{process.pid}").exists())
 
 
-def test_stopped_server_does_not_block_its_caller(server: ForkServer, tmp_path: Path) -> None:
+def test_stopped_server_does_not_block_its_caller(server, tmp_path):
     os.kill(server.pid, signal.SIGSTOP)
     logs = [tmp_path / f"{number}.log" for number in range(3)]
     processes = [server.fork("x" * 40_000, log) for log in logs]  # more than a pipe holds
@@ -54,7 +51,7 @@ def test_stopped_server_does_not_block_its_caller(server: ForkServer, tmp_path: 
     assert all("DecodeError" in log.read_text() for log in logs)
 
 
-def test_a_worker_waits_until_other_processes_have_ended(server: ForkServer, tmp_path: Path) -> None:
+def test_a_worker_waits_until_other_processes_have_ended(server, tmp_path):
     log = tmp_path / "worker.log"
     others = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
     process = server.fork("no specification", log, [WorkerProcess(other.pid) for other in others])
@@ -69,7 +66,7 @@ def test_a_worker_waits_until_other_processes_have_ended(server: ForkServer, tmp
         other.wait()
 
 
-def test_a_call_gives_the_exit_code_and_the_output_of_a_process_of_its_own(server: ForkServer) -> None:
+def test_a_call_gives_the_exit_code_and_the_output_of_a_process_of_its_own(server):
     large = "x" * 200_000  # more than a pipe holds
     assert server.call("builtins:print", large) == (0, large + "\n")
     assert server.call("builtins:int", "no number")[0] == 1
@@ -78,7 +75,7 @@ def test_a_call_gives_the_exit_code_and_the_output_of_a_process_of_its_own(serve
         server.call("builtins:print", "")
 
 
-def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_path: Path) -> None:
+def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_path):
     trace = tmp_path / "imported"
     (tmp_path / "of_a_user.py").write_text(f"import os\nopen({str(trace)!r}, 'a').write(f'{{os.getpid()}} ')\n")
     server = ForkServer("emulated", modules=["of_a_user"], folders=[str(tmp_path)])
@@ -90,7 +87,7 @@ def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_pa
 
 
 @pytest.mark.parametrize("engine", ["", "transformer_engine.py"])
-def test_processes_run_python_anew_where_an_import_has_started_threads(tmp_path: Path, engine: str) -> None:
+def test_processes_run_python_anew_where_an_import_has_started_threads(tmp_path, engine):
     """As CUDA does: a process forked from a server with threads could not compute."""
     wait = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
     (tmp_path / "threaded.py").write_text(f"import os, threading\nos.environ['SERVER'] = str(os.getpid())\n{wait}\n")

@@ -1,23 +1,20 @@
 """How the workers of a machine end: noticed at once, reported once; open files; and the waker."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from recycle import JobError, Worker
 from recycle.exec.processes import processes
-from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
+from recycle.exec.processes.forkserver import WorkerProcess
 from recycle.exec.processes.processes import LocalProcesses, Waker, require_open_files
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
@@ -43,10 +40,10 @@ memory[::4096] = bytes(len(memory) // 4096)
 class _Server:
     """Starts Python programs, one after the other, in place of workers."""
 
-    def __init__(self, *programs: str) -> None:
-        self._programs, self._started = list(programs), dict[int, subprocess.Popen[bytes]]()
-        self.forked: list[WorkerProcess] = []
-        self.after: list[list[WorkerProcess]] = []
+    def __init__(self, *programs: str):
+        self._programs, self._started = list(programs), {}
+        self.forked = []
+        self.after = []
         self.answers, self._unused = os.pipe()
 
     def fork(self, specification: str, log: Path, after: list[WorkerProcess], function: str) -> WorkerProcess:
@@ -56,10 +53,10 @@ class _Server:
         self.after.append(after)
         return self.forked[-1]
 
-    def read_answers(self) -> None:
+    def read_answers(self):
         pass
 
-    def reap(self, process: WorkerProcess) -> None:
+    def reap(self, process: WorkerProcess):
         os.close(process.descriptor)
         self._started.pop(process.pid).wait()
 
@@ -67,7 +64,7 @@ class _Server:
         """Ids of the processes that are not reaped."""
         return list(self._started)
 
-    def close(self) -> None:
+    def close(self):
         for process in self._started.values():
             process.kill()
             process.wait()
@@ -78,11 +75,10 @@ class _Server:
 class _Machine:
     """Processes of `WORKER`, one per program; with `later`, the program of its next one."""
 
-    def __init__(self, *programs: str, later: Sequence[str] = ()) -> None:
+    def __init__(self, *programs: str, later: Sequence[str] = ()):
         self.server, self.waker = _Server(*programs, *later), Waker()
         run = RunSpecification(job="", cut=[], stages={}, faults=[], agent="", address="", started=0.0, directory=".")
-        server = cast(ForkServer, self.server)
-        self.processes = LocalProcesses(server, run, [WORKER], self.waker, len(programs))
+        self.processes = LocalProcesses(self.server, run, [WORKER], self.waker, len(programs))
         self.processes.start(Start(str(WORKER), 0, str(WORKER), 0))
 
     def wait_for_report(self) -> str:
@@ -92,19 +88,19 @@ class _Machine:
             self.processes.wait(1.0)
         return gone[WORKER][0]
 
-    def end(self) -> None:
+    def end(self):
         """Wait until no process is left."""
         self.processes.end(30.0)
         assert self.server.kept() == []
 
-    def close(self) -> None:
+    def close(self):
         self.server.close()
         self.waker.close()
 
 
 @pytest.fixture
-def machines() -> Iterator[list[_Machine]]:
-    machines: list[_Machine] = []
+def machines():
+    machines = []
     yield machines
     for machine in machines:
         machine.close()
@@ -114,9 +110,7 @@ def machines() -> Iterator[list[_Machine]]:
     ("end", "how"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"), ("os._exit(3)", "ended with exit code 3")],
 )
-def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
-    end: str, how: str, machines: list[_Machine]
-) -> None:
+def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(end, how, machines):
     machine = _Machine(LARGE + end, later=["pass"])
     machines.append(machine)
     assert machine.wait_for_report() == how
@@ -128,7 +122,7 @@ def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
     machine.end()
 
 
-def test_killed_process_is_reported_without_polling(machines: list[_Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_process_is_reported_without_polling(machines, monkeypatch):
     monkeypatch.setattr(processes, "POLL_SECONDS", 60.0)
     machines.append(_Machine(SLEEP))
     machines[0].processes.wait(0.1)
@@ -139,7 +133,7 @@ def test_killed_process_is_reported_without_polling(machines: list[_Machine], mo
     assert time.monotonic() - killed < 30.0
 
 
-def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machines: list[_Machine]) -> None:
+def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machines):
     machines.append(_Machine(SLEEP, "raise SystemExit(3)", SLEEP))
     assert machines[0].wait_for_report() == "tensor rank 1 ended with exit code 3"
     machines[0].end()
@@ -166,8 +160,8 @@ def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("limit", [16, pytest.param(32, marks=pytest.mark.soak), 79])
-def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [pytest.param(16, marks=pytest.mark.soak), 79])
+def test_too_few_are_refused_before_anything_starts(limit, tmp_path):
     done = trained(tmp_path, limit, limit)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -177,7 +171,7 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     require_open_files(8, 244)
     with pytest.raises(JobError, match=r"a run of 245 processes, 8 of them on this machine, needs 1028 open files"):
@@ -191,7 +185,7 @@ def is_readable(descriptor: int) -> bool:
     return select.select([descriptor], [], [], 0) == ([descriptor], [], [])
 
 
-def test_wake_after_close_writes_into_no_file_that_got_the_descriptor() -> None:
+def test_wake_after_close_writes_into_no_file_that_got_the_descriptor():
     waker = Waker()
     waker.close()
     reader, writer = os.pipe()

@@ -1,19 +1,15 @@
 """Profile, analytic model and limits count the memory that torch allocates for a worker's iterations."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from recycle import Job, Link, Profile, simulate
+from recycle import Job, Link, Profile, Schedule, Worker, lower, simulate
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.measure import MeasuredStage, StageFigures, message_bytes
 from recycle.exec.profile.memory import Allocated, allocated_by
@@ -22,11 +18,8 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.step_state import StepState
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import analytic
 from recycle.job.footprint import ON_CPU, parameter_bytes
-from recycle.job.shape import Worker
 from recycle.plans.shards import shards_of_schedule
 from tests.exec.runs import job
 
@@ -51,23 +44,23 @@ QUICK = [
 class Echo(GroupTransport):
     """A transport on which all messages arrive at once."""
 
-    def form(self) -> None:
+    def form(self):
         return
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None):
         return
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]):
         return
 
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int):
         tensor.fill_(1e-3)
         return self
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int):
         return self
 
-    def wait(self) -> None:
+    def wait(self):
         return
 
     def is_completed(self) -> bool:
@@ -96,8 +89,8 @@ def measured(job: Job, schedule: Schedule, worker: Worker) -> Allocated:
     """Allocations of a worker and its stage over two iterations."""
     program = schedule.program(worker)
 
-    def live() -> None:
-        stages: dict[int, Stage] = build_stages(job, [worker.rank])
+    def live():
+        stages = build_stages(job, [worker.rank])
         shape = stages[worker.rank].message_spec()
         if isinstance(shards := stages[worker.rank].layout, Shards):
             owned = shards_of_schedule(job, schedule).owned(schedule.live).stages[worker]
@@ -108,7 +101,7 @@ def measured(job: Job, schedule: Schedule, worker: Worker) -> Allocated:
         transport = Echo(groups, CPU)
         iteration = 0
 
-        def step(index: int) -> None:
+        def step(index):
             for _ in stages[index].layout.reduced(stages[index]):
                 pass
             if job.planner.staggered:
@@ -144,9 +137,7 @@ def counted(job: Job, schedule: Schedule) -> dict[str, Profile]:
     ("precision", "accumulation", "steps", "recompute"),
     [each if each in QUICK else pytest.param(*each, marks=pytest.mark.soak) for each in SETTINGS],
 )
-def test_counted_memory_is_what_a_worker_allocates(
-    precision: str, accumulation: str, steps: str, recompute: str
-) -> None:
+def test_counted_memory_is_what_a_worker_allocates(precision, accumulation, steps, recompute):
     job = job_of(precision, accumulation, steps, recompute)
     family = one_f_one_b if recompute == "recomputed" else zb_h1
     # The planner counts recomputed activations from the start of F on.
@@ -161,13 +152,13 @@ def test_counted_memory_is_what_a_worker_allocates(
         pytest.param({"kind": "llama", "ffn": 512}, marks=pytest.mark.soak),
     ],
 )
-def test_counted_memory_of_model_families(model: dict[str, Any]) -> None:
+def test_counted_memory_of_model_families(model):
     plain = job_of("fp32", "exact", "staggered", "kept")
     family = msgspec.structs.replace(plain, model=msgspec.structs.replace(plain.model, heads=6, **model))
     assert_counted(family, lower(zb_h1(family.shape)), by_limit=True)
 
 
-def assert_counted(job: Job, schedule: Schedule, by_limit: bool) -> None:
+def assert_counted(job: Job, schedule: Schedule, by_limit: bool):
     """Allocations of every worker equal the profiles' count and, if `by_limit`, the planner's limit."""
     profiles = counted(job, schedule)
     for worker in (each for each in schedule.live if each.pipeline == 0):  # peers hold as much
@@ -175,12 +166,10 @@ def assert_counted(job: Job, schedule: Schedule, by_limit: bool) -> None:
         for name, profile in profiles.items():
             timeline = simulate(schedule, profile)
             expected = timeline.peak_bytes[worker.rank]
-            assert expected is not None
             assert expected == pytest.approx(peak, rel=TOLERANCE), f"{name}, stage {worker.rank}"
             if not by_limit:
                 continue
             held = timeline.peak_activations[worker.rank]
-            assert held is not None
             limit = profile.fixed_bytes([worker.rank], 2) + held * profile.per_stage("activation", 2)[worker.rank]
             assert limit == pytest.approx(peak, rel=TOLERANCE), f"limit by {name}, stage {worker.rank}"
 
@@ -189,7 +178,7 @@ def assert_counted(job: Job, schedule: Schedule, by_limit: bool) -> None:
     ("precision", "accumulation", "pipelines"),
     [("bf16", "exact", 4), pytest.param("fp32", "exact", 3, marks=pytest.mark.soak)],
 )
-def test_counted_memory_with_a_sharded_optimizer(precision: str, accumulation: str, pipelines: int) -> None:
+def test_counted_memory_with_a_sharded_optimizer(precision, accumulation, pipelines):
     job = job_of(precision, accumulation, "staggered", "kept")
     grid = msgspec.structs.replace(job.grid, pipelines=pipelines)
     train = msgspec.structs.replace(job.train, sharded_optimizer=True)
@@ -209,7 +198,7 @@ def test_counted_memory_with_a_sharded_optimizer(precision: str, accumulation: s
         ("bf16", "exact", False, "device", 22),
     ],
 )
-def test_bytes_of_a_parameter(precision: str, accumulation: str, staggered: bool, undo: str, expected: int) -> None:
+def test_bytes_of_a_parameter(precision, accumulation, staggered, undo, expected):
     gpt = job(
         1,
         2,

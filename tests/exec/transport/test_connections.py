@@ -1,7 +1,5 @@
 """Connections between two processes: cut, broken by the kernel, and listed; delays of emulated and faulty links."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -9,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from recycle import Worker
 from recycle.exec.transport.connections import cut, give_up_after, open_sockets, own_connections
 from recycle.exec.transport.outgoing import LOST_SECONDS, PacedLinks
-from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 
@@ -35,7 +33,7 @@ def _echo(listener: socket.socket) -> int:
 
 
 @pytest.mark.process
-def test_cut_connections_are_silent_until_the_kernel_breaks_them_and_others_work() -> None:
+def test_cut_connections_are_silent_until_the_kernel_breaks_them_and_others_work():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as elsewhere:
         child = _echo(listener)
         ends = [socket.create_connection(listener.getsockname()) for _ in range(2)]
@@ -66,7 +64,7 @@ def test_cut_connections_are_silent_until_the_kernel_breaks_them_and_others_work
                 end.close()
 
 
-def test_threads_that_list_connections_do_not_see_duplicates_of_each_other() -> None:
+def test_threads_that_list_connections_do_not_see_duplicates_of_each_other():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = [socket.create_connection(listener.getsockname()) for _ in range(8)]
         wanted = {end.fileno() for end in ends}
@@ -79,7 +77,7 @@ def test_threads_that_list_connections_do_not_see_duplicates_of_each_other() -> 
     assert wanted <= listed <= wanted | before
 
 
-def test_slow_link_multiplies_delays_between_two_workers_for_an_iteration() -> None:
+def test_slow_link_multiplies_delays_between_two_workers_for_an_iteration():
     emulated = job(2, 2, 2, times={"link": 0.5}, model={"seconds_per_unit": 0.01})
     first, second, other = Worker(1, 0), Worker(1, 1), Worker(0, 1)
     for process, peer in ((first, second), (second, first)):
@@ -93,7 +91,7 @@ def test_slow_link_multiplies_delays_between_two_workers_for_an_iteration() -> N
         assert paced.delay(peer, network=0.001) == 0.005
 
 
-def test_flaky_link_delays_its_share_of_messages() -> None:
+def test_flaky_link_delays_its_share_of_messages():
     links, peer = PacedLinks(Worker(0, 0)), Worker(0, 1)
     links.make_flaky(Worker(0, 0), peer, 0.25, "seed")
     delays = [links.delay(peer, network=0.001) for _ in range(400)]

@@ -1,21 +1,18 @@
 """gloo's transport: memory of messages, emulated links, sums of buckets during computation, and sums of shards."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
+from recycle import Shape, Worker, lower
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -23,9 +20,7 @@ from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send
-from recycle.ir.lower import lower
 from recycle.job.footprint import POSTED_AHEAD, SHARD_PIECE
-from recycle.job.shape import Shape, Worker
 from recycle.plans.shards import owners_of
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import OwnDevice
@@ -42,7 +37,7 @@ Pair = dict[Worker, GlooTransport]
 
 
 @pytest.fixture(params=[0.0])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(request):
     """Both workers of a pipeline, in threads of this process, in iteration 0; messages take the parameter's seconds."""
     store, transports = HashStore(), Pair()
     for role in PAIR.live:
@@ -58,7 +53,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         transport.close()
 
 
-def test_sent_tensor_is_released_after_its_arrival(pair: Pair) -> None:
+def test_sent_tensor_is_released_after_its_arrival(pair):
     tensors = [tensor.clone() for tensor in TENSORS]
     kept = [weakref.ref(tensor) for tensor in tensors]
     for send in SENDS:
@@ -71,8 +66,8 @@ def test_sent_tensor_is_released_after_its_arrival(pair: Pair) -> None:
     _await_release(kept, pair[FIRST])
 
 
-def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
-    def are_released() -> bool:
+def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport):
+    def are_released():
         transport._drop_sent(-2)  # as the next transfer does
         return all(tensor() is None for tensor in kept)
 
@@ -80,7 +75,7 @@ def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTranspo
 
 
 @pytest.mark.parametrize("end", ["source", "receiver"])
-def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end: str, pair: Pair) -> None:
+def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end, pair):
     """As if the transfer is posted in the moment in which sockets are shut."""
     role, peer = (FIRST, LAST) if end == "source" else (LAST, FIRST)
     transport, over = pair[role], pair[role]._over
@@ -100,8 +95,8 @@ def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end: s
 
 
 @pytest.mark.parametrize("pair", [HOP], indirect=True)
-def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair: Pair) -> None:
-    began, arrived = time.monotonic(), list[float]()
+def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair):
+    began, arrived = time.monotonic(), []
     for send, tensor in zip(SENDS, TENSORS, strict=True):
         pair[FIRST].send(send, tensor)
     for receive, tensor in zip(RECEIVES, TENSORS, strict=True):
@@ -121,7 +116,7 @@ def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair: Pair)
 
 
 @pytest.mark.parametrize("pair", [HOP], indirect=True)
-def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair: Pair) -> None:
+def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair):
     pair[FIRST].send(SENDS[0], TENSORS[0])
     pair[FIRST]._over.set()
     with pytest.raises(TransportError, match="the generation is over"):
@@ -132,7 +127,7 @@ def simulated(settings: TransportSettings, groups: GroupsOfGeneration) -> GroupT
     return OwnDevice(settings, Device(eager=True))._form(groups)
 
 
-def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies: int = 0) -> list[Any]:
+def hosts_of_a_stage(count: int, make=GlooTransport, copies=0):
     """The transports of hosts of one stage, with `copies` owners of each shard."""
     hosts = [Worker(k, 0) for k in range(count)]
     settings = TransportSettings(HashStore())
@@ -149,11 +144,11 @@ def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copie
 
 
 @pytest.mark.parametrize("make", [GlooTransport, simulated])
-def test_bucket_is_summed_before_its_hosts_wait_for_it(make: Callable[..., GroupTransport]) -> None:
+def test_bucket_is_summed_before_its_hosts_wait_for_it(make):
     """Each host computes on until it sees the sum of its first bucket, and only then has the second one."""
     transports = hosts_of_a_stage(3, make)
 
-    def run(place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(place):
         transport = transports[place]
         transport.form()
         transport.begin([], 0)
@@ -175,22 +170,20 @@ def test_bucket_is_summed_before_its_hosts_wait_for_it(make: Callable[..., Group
 class Counting:
     """A group that counts the bytes that it sends."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group):
         self._group, self.sent = group, 0
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int):
         self.sent += sum(tensor.nbytes for tensor in tensors)
         return self._group.send(tensors, peer, tag)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(self._group, name)
 
 
 @pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 3)])
 @pytest.mark.parametrize(("dtype", "buckets"), [(torch.float64, 1), (torch.float32, 2)])
-def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(
-    hosts: int, copies: int, dtype: torch.dtype, buckets: int
-) -> None:
+def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(hosts, copies, dtype, buckets):
     every = [Worker(k, 0) for k in range(hosts)]
     owners = owners_of(every, every, copies)
     size = 3 * SHARD_PIECE + 1000  # of a shard: four pieces
@@ -198,7 +191,7 @@ def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(
     addends = torch.randint(-(2**20), 2**20, (hosts, hosts, size), generator=generator).to(dtype)
     transports = hosts_of_a_stage(hosts, copies=copies)
 
-    def run(place: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    def run(place):
         transport = transports[place]
         transport.form()
         group = transport._sums[0] = Counting(transport._sums[0])

@@ -3,11 +3,9 @@
 The processes are threads of this one, with a simulated device each (tests/exec/accelerator).
 """
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from random import Random
@@ -16,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
+from recycle import Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -26,11 +25,8 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, RecvGradient, ReduceGradients, Send, SendGradient, Transfer
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.footprint import COMMUNICATORS
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 
@@ -46,21 +42,21 @@ SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store: Any, device: Limits, **limits: float) -> None:
-        settings = TransportSettings(store, limits=MembershipSection(**limits))  # type: ignore[arg-type]
+    def __init__(self, store, device: Limits, **limits: float):
+        settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
-        self.formed = list[str]()
+        self.formed = []
         self._thread = ThreadPoolExecutor(1)
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         transport = super()._form(groups)
         make = transport._make
 
-        def record(name: str, rank: int, size: int, ctas: int | None) -> Any:
+        def record(name, rank, size, ctas):
             self.formed.append(name.split("/")[1])
             return make(name, rank, size, ctas)
 
-        transport._make = record  # type: ignore[method-assign]
+        transport._make = record
         return transport
 
     def does(self, action: Callable[[], Any]) -> Future[Any]:
@@ -71,15 +67,15 @@ class Process(OwnDevice):
 class Cluster:
     """Processes by start position, in successive generations."""
 
-    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float) -> None:  # noqa: B008
-        self.store: Any = HashStore()
+    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float):  # noqa: B008
+        self.store = HashStore()
         self.schedule, self._device, self._limits = schedule, device, limits
         self.processes = {worker: Process(self.store, device, **limits) for worker in schedule.live}
         self.number = 0
         self.over = threading.Event()
         self._every = list(self.processes.values())
 
-    def restart(self, worker: Worker) -> None:
+    def restart(self, worker: Worker):
         """Replace a dead process."""
         self.processes[worker] = Process(self.store, self._device, **self._limits)
         self._every.append(self.processes[worker])
@@ -109,7 +105,7 @@ class Cluster:
     def train(self, iterations: int, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, Future[None]]:
         """Form the next generation and run iterations of it."""
 
-        def run(transport: GroupTransport, role: Worker) -> None:
+        def run(transport, role):
             for iteration in range(iterations):
                 iterate(self.schedule, transport, role, self.number, iteration)
 
@@ -118,13 +114,13 @@ class Cluster:
             for worker, transport in self.form(roles).items()
         }
 
-    def stop(self) -> None:
+    def stop(self):
         """End the generation at once."""
         self.over.set()
         for process in self.processes.values():
             process.wake()
 
-    def leave(self) -> None:
+    def leave(self):
         """End the generation; all processes leave it."""
         self.stop()
         for leaving in [process.does(process.end) for process in self.processes.values()]:
@@ -138,17 +134,17 @@ class Cluster:
         assert names[::2] == names[1::2]
         return names[::2]
 
-    def end(self) -> None:
+    def end(self):
         self.over.set()
         for process in self._every:
             process.wake()
 
 
-def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int) -> None:
+def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int):
     """Every transfer and sum of an iteration; messages carry their generation, iteration and transfer."""
     program = schedule.program(role)
     transport.begin(program, iteration)
-    received: list[tuple[torch.Tensor, float]] = []
+    received = []
     for instruction in program:
         if isinstance(instruction, Receive):
             received.append((transport.receive(instruction)(), content(instruction, generation, iteration)))
@@ -169,18 +165,18 @@ def content(transfer: Transfer, generation: int, iteration: int) -> float:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster():
     started = Cluster()
     yield started
     started.end()
 
 
-def finish(running: Mapping[Worker, Future[None]]) -> None:
+def finish(running: Mapping[Worker, Future[None]]):
     for iterations in running.values():
         iterations.result(LATE)
 
 
-def test_next_generation_reuses_all_idle_communicators(cluster: Cluster) -> None:
+def test_next_generation_reuses_all_idle_communicators(cluster):
     finish(cluster.train(3))
     assert cluster.formed() == LANES + SUMS
     for roles, formed in (
@@ -197,7 +193,7 @@ def test_next_generation_reuses_all_idle_communicators(cluster: Cluster) -> None
     assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "sum0.1>1.1"]
 
 
-def test_new_communicators_do_not_take_streams_in_use() -> None:
+def test_new_communicators_do_not_take_streams_in_use():
     cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), Limits(streams=5))
     for _ in range(5):
         finish(cluster.train(3))
@@ -208,7 +204,7 @@ def test_new_communicators_do_not_take_streams_in_use() -> None:
     cluster.end()
 
 
-def test_communicators_and_spares_are_as_many_as_allowed() -> None:
+def test_communicators_and_spares_are_as_many_as_allowed():
     communicators = Communicators()
     communicators.begin_generation()
     keys = [("lane", (f"0.{number}", "0.0")) for number in range(COMMUNICATORS + 4)]
@@ -219,7 +215,7 @@ def test_communicators_and_spares_are_as_many_as_allowed() -> None:
     assert len(communicators.take_unfit()) == 5
 
 
-def test_lane_with_a_waiting_receive_forms_again(cluster: Cluster) -> None:
+def test_lane_with_a_waiting_receive_forms_again(cluster):
     worker, program = Worker(0, 1), GRID.program(Worker(0, 1))
     transport = cluster.form()[worker]
     cluster.formed()
@@ -232,7 +228,7 @@ def test_lane_with_a_waiting_receive_forms_again(cluster: Cluster) -> None:
     assert cluster.formed() == ["lane0.0>0.1"]
 
 
-def test_process_with_a_broken_transport_reuses_nothing() -> None:
+def test_process_with_a_broken_transport_reuses_nothing():
     cluster, worker = Cluster(transport_timeout=1.0), Worker(0, 0)
     transport = cluster.form()[worker]
     cluster.formed()
@@ -244,13 +240,12 @@ def test_process_with_a_broken_transport_reuses_nothing() -> None:
     cluster.end()
 
 
-def test_communicator_with_different_counts_at_its_ends_is_not_reused() -> None:
+def test_communicator_with_different_counts_at_its_ends_is_not_reused():
     """A small send may complete before its receiver arrives."""
     completed = SimpleNamespace(is_completed=lambda: True)
     communicators, key = Communicators(), ("lane0", ("0.0", "0.1"))
     communicators.begin_generation()
     lane = communicators.add(key, "lane", SimpleNamespace(send=lambda *_: completed))
-    assert lane is not None
     for _ in range(2):
         lane.send([torch.ones(1)], 1)
     communicators.end_generation()
@@ -260,7 +255,7 @@ def test_communicator_with_different_counts_at_its_ends_is_not_reused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_message_of_a_generation_that_ends_at_a_random_instant_arrives_later(seed: int) -> None:
+def test_no_message_of_a_generation_that_ends_at_a_random_instant_arrives_later(seed):
     cluster, random = Cluster(), Random(seed)
     for _ in range(20):
         running = cluster.train(4, random.choice([{}, SWAPPED]))

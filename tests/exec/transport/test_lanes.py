@@ -3,19 +3,17 @@
 The workers are threads of this process, with a simulated device each (tests/exec/accelerator).
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore
 
-from recycle.errors import RunError
+from recycle import RunError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS
@@ -24,10 +22,7 @@ from recycle.exec.worker.member import FormingKeys
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
-from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
@@ -46,10 +41,10 @@ class Process:
 
     def __init__(
         self,
-        store: Any,
+        store,
         schedule: Schedule,
         role: Worker,
-        joins: Any,
+        joins,
         connections: int | None = None,
         limits: Limits = Limits(),  # noqa: B008  (immutable)
         form_timeout: float = LATE,
@@ -69,7 +64,7 @@ class Process:
     def does(self, action: Callable[[], Any]) -> Future[Any]:
         return self._thread.submit(action)
 
-    def run(self, iteration: int) -> None:
+    def run(self, iteration: int):
         """Run an iteration of its program with empty computations."""
         self.transport.begin(self.program, iteration)
         for instruction in self.program:
@@ -82,16 +77,13 @@ class Process:
         self.transport.settle()
 
 
-Start = Callable[..., dict[Worker, Process]]
-
-
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     """The workers of a schedule, formed: start(schedule)."""
-    every: list[Process] = []
+    every = []
 
-    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **options: Any) -> dict[Worker, Process]:
-        store: Any = HashStore()
+    def begin(schedule=PIPELINE, joins=(), **options):
+        store = HashStore()
         processes = {role: Process(store, schedule, role, joins, **options) for role in schedule.live}
         every.extend(processes.values())
         for forming in [process.does(process.transport.form) for process in processes.values()]:
@@ -104,24 +96,22 @@ def start() -> Iterator[Start]:
         process.transport.release()
 
 
-def run_three(processes: dict[Worker, Process]) -> None:
+def run_three(processes: dict[Worker, Process]):
     for iteration in range(3):
         for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
             running.result(LATE)
 
 
 @pytest.mark.parametrize("connections", [None, 1])
-def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(
-    connections: int | None, start: Start
-) -> None:
+def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(connections, start):
     run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), connections=connections))
 
 
-def test_receives_leave_multiprocessors_to_computations(start: Start) -> None:
+def test_receives_leave_multiprocessors_to_computations(start):
     run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), limits=Limits(multiprocessors=2 * LANE_CTAS)))
 
 
-def test_receives_are_posted_ahead_where_they_stop_nothing(start: Start) -> None:
+def test_receives_are_posted_ahead_where_they_stop_nothing(start):
     middle = start()[MIDDLE]
     middle.transport.begin(middle.program, 0)
     assert middle.device.occupied == 0
@@ -129,7 +119,7 @@ def test_receives_are_posted_ahead_where_they_stop_nothing(start: Start) -> None
     until(lambda: middle.device.occupied == 2 * LANE_CTAS)
 
 
-def test_communicators_whose_creation_hangs_form_again(start: Start) -> None:
+def test_communicators_whose_creation_hangs_form_again(start):
     processes = start(lower(one_f_one_b(Shape(2, 3, 2))), limits=Limits(hangs=1.0, many=3), form_timeout=ATTEMPTS * 1.5)
     run_three(processes)
     assert {place.rank: process.device.hung > 0 for place, process in processes.items()} == {
@@ -139,13 +129,13 @@ def test_communicators_whose_creation_hangs_form_again(start: Start) -> None:
     }
 
 
-def test_workers_share_communicators_where_they_have_many_lanes(start: Start) -> None:
+def test_workers_share_communicators_where_they_have_many_lanes(start):
     processes = start(shared_plan())
     assert max(process.device.communicators for process in processes.values()) == LANES + 1
     run_three(processes)
 
 
-def test_sum_is_complete_while_receives_of_lanes_wait(start: Start) -> None:
+def test_sum_is_complete_while_receives_of_lanes_wait(start):
     schedule = lower(one_f_one_b(Shape(2, 2, 2)))
     processes = start(schedule)
     hosts = [processes[Worker(k, 0)] for k in range(2)]
@@ -162,14 +152,14 @@ def test_sum_is_complete_while_receives_of_lanes_wait(start: Start) -> None:
     assert [total.tolist() for total in totals] == [[7.0, 7.0]] * 2
 
 
-def poll(process: Process) -> None:
+def poll(process: Process):
     """Ask for the state of the device as heartbeats do, while the main thread waits for it."""
     settling = process.does(process.transport.settle)
     until(lambda: process.plugin.device_state() is not None and settling.done())
     settling.result()
 
 
-def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start: Start) -> None:
+def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start):
     processes = start()
     for process in processes.values():
         process.transport.begin(process.program, 0)
@@ -183,7 +173,7 @@ def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start:
         poll(processes[MIDDLE])
 
 
-def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:
+def test_device_that_waits_for_a_peer_is_recognized(start):
     processes = start()
     middle, gate = processes[MIDDLE], threading.Event()
     assert not middle.transport.waits_for_peer()
@@ -200,7 +190,7 @@ def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:
     until(lambda: not middle.transport.waits_for_peer())
 
 
-def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
+def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start):
     middle = start()[MIDDLE]
     middle.transport.begin(middle.program, 0)
     middle.transport.begin(middle.program, 1)  # receives from both neighbours are posted ahead and spin
@@ -213,7 +203,7 @@ def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start: 
     middle.device.synchronize()
 
 
-def test_settle_waits_until_a_state_has_arrived(start: Start) -> None:
+def test_settle_waits_until_a_state_has_arrived(start):
     pair = lower(one_f_one_b(Shape(2, 1, 1)))
     source, joiner = pair.live
     processes = start(pair, joins=[(source, joiner)])
@@ -230,7 +220,7 @@ def test_settle_waits_until_a_state_has_arrived(start: Start) -> None:
     assert torch.equal(copy, state)
 
 
-def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:
+def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation():
     server = KeyServer()
     keys = FormingKeys(server.address)
     middle = Process(keys, PIPELINE, MIDDLE, ())
@@ -245,7 +235,7 @@ def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation() ->
     server.close()
 
 
-def test_failed_device_ends_its_process_with_the_generation(start: Start) -> None:
+def test_failed_device_ends_its_process_with_the_generation(start):
     first = start()[FIRST]
     first.device.launch(lambda: [].pop())
     with pytest.raises(TransportError, match="accelerator error: IndexError"):

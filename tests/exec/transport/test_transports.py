@@ -3,49 +3,40 @@
 They run on gloo's transport and on NCCL's, a communicator per lane, over the simulated accelerator.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from recycle.errors import JobError
+from recycle import JobError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import AT_ONCE, COPIES, formation_order
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.nccl import Nccl
-from recycle.exec.transport.plugin import TransportPlugin, transport_of
+from recycle.exec.transport.plugin import transport_of
 from recycle.exec.transport.staged import Staged
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import dualpipe_v, interleaved, one_f_one_b, zb_v
 from recycle.ir.instruction import Send
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.footprint import COMMUNICATORS
-from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import job, kinds
 from tests.exec.transport_workers import TransportWorkers
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[TransportWorkers]:
+def workers():
     with TransportWorkers(5) as started:
         yield started
 
 
-def adaptive(
-    pipelines: int = 3, ranks: int = 2, micro_batches: int = 3, vector: tuple[int, ...] = (0, 1), chunks: int = 1
-) -> Schedule:
+def adaptive(pipelines=3, ranks=2, micro_batches=3, vector: tuple[int, ...] = (0, 1), chunks=1) -> Schedule:
     """A plan for dead workers, with lanes that cross pipelines; by default for 3 x 2 workers, 1.1 dead."""
     planned = Job.from_toml(
         f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\nchunks = {chunks}\n"
@@ -66,7 +57,7 @@ SCHEDULES = {
 
 @pytest.mark.process
 @pytest.mark.parametrize(("kind", "name"), [*product(KINDS, SCHEDULES), ("staged", "in buckets")])
-def test_every_message_and_sum_is_right_in_every_iteration(kind: str, name: str, workers: TransportWorkers) -> None:
+def test_every_message_and_sum_is_right_in_every_iteration(kind, name, workers):
     schedule = SCHEDULES[name]()
     assert workers.run(kind, schedule, "") == ["done"] * len(schedule.live)
 
@@ -82,9 +73,7 @@ def test_every_message_and_sum_is_right_in_every_iteration(kind: str, name: str,
         ("in buckets", "before a sum", 4),
     ],
 )
-def test_no_process_waits_for_a_dead_peer_after_its_generation(
-    kind: str, name: str, when: str, victim: int, workers: TransportWorkers
-) -> None:
+def test_no_process_waits_for_a_dead_peer_after_its_generation(kind, name, when, victim, workers):
     answers = workers.run(kind, SCHEDULES[name](), when, victim=victim)
     assert answers.pop(victim) == ""
     assert all(answer.startswith("TransportError: ") for answer in answers), answers
@@ -116,9 +105,7 @@ def job_over(transport: str, kind: str) -> Job:
         ),
     ],
 )
-def test_transport_depends_on_where_stages_compute(
-    transport: str, kind: str, gpus: int, expected: type[TransportPlugin] | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transport_depends_on_where_stages_compute(transport, kind, gpus, expected, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     with pytest.raises(JobError, match=re.escape(expected)) if isinstance(expected, str) else nullcontext():
         plugin = transport_of(job_over(transport, kind))
@@ -133,13 +120,12 @@ class Counting(Gloo):
         print(f"opened {groups.name} with {len(groups.members)}", flush=True)
         return super().open(groups)
 
-    def end(self) -> None:
+    def end(self):
         super().end()
         print("ended", flush=True)
 
 
-@pytest.mark.process
-def test_job_trains_through_a_kill_on_a_custom_transport(launch: Run, tmp_path: Path) -> None:
+def test_job_trains_through_a_kill_on_a_custom_transport(launch, tmp_path):
     custom = job(2, 2, 2, membership={"transport": f"{__name__}:Counting"})
     run = launch(custom, 5, "kill:1.1@2", directory=tmp_path)
     assert run.losses == launch(job(2, 2, 2), 5).losses
@@ -160,7 +146,7 @@ FORMED_SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", FORMED_SCHEDULES)
-def test_formation_has_every_lane_and_sum_in_few_rounds_and_communicators(name: str) -> None:
+def test_formation_has_every_lane_and_sum_in_few_rounds_and_communicators(name):
     schedule = FORMED_SCHEDULES[name]()
     joins = {(Worker(0, 0), Worker(1, 0))} if "dead" in name else set()
     hosts = sum_groups(schedule)

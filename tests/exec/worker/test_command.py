@@ -1,7 +1,5 @@
 """Scripts that run in a forked process end as in a process of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ RUN = "import sys; from recycle.exec.worker.command import run_to_the_end; run_t
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(3)", "sys.exit('refused')", "raise ValueError('wrong')"])
-def test_script_ends_as_under_python(end: str, tmp_path: Path) -> None:
+def test_script_ends_as_under_python(end, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT + end)
     own, forked = (
@@ -33,7 +31,7 @@ def test_script_ends_as_under_python(end: str, tmp_path: Path) -> None:
     assert forked.stderr == own.stderr
 
 
-def test_names_of_this_interpreter_are_told_from_those_of_others(tmp_path: Path) -> None:
+def test_names_of_this_interpreter_are_told_from_those_of_others(tmp_path):
     folder, own = Path(sys.executable).parent, Path(sys.executable).resolve()
     assert is_this_python(sys.executable)
     assert is_this_python(str(folder / "python3")) == ((folder / "python3").resolve() == own)

@@ -1,25 +1,20 @@
 """The interpreter: reduces never deadlock, and halves of an overlapped pair run concurrently."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 
-from recycle import Schedule, Shape, check
-from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.model.stage import ReplicatedState, Stage
+from recycle import MicroBatch, Schedule, Shape, Worker, check
+from recycle.exec.model.stage import ReplicatedState
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.ir.instruction import Backward, Forward, Instruction, OptimizerStep, ReduceGradients, parse_instruction
-from recycle.job.shape import MicroBatch, Worker
+from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients, parse_instruction
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.stage import QueuedStage
 from tests.exec.drive import build_pipeline, small_job
@@ -30,7 +25,7 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
     workers, stages = draw.randint(2, 4), draw.randint(2, 4)
     shape = Shape(workers, 1, 1, stages)
     hosts = [draw.sample(range(workers), draw.randint(1, workers)) for _ in range(stages)]
-    programs: dict[Worker, list[Instruction]] = {worker: [] for worker in shape.workers()}
+    programs = {worker: [] for worker in shape.workers()}
     for k in range(workers):
         route = [Worker(draw.choice(live), 0) for live in hosts]
         for s, worker in enumerate(route):
@@ -48,15 +43,14 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
 
 def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that a worker's interpreter requests from its transport, in order."""
-    asked: list[int] = []
+    asked = []
     transport = SimpleNamespace(reduce=lambda group, *_: asked.append(group))
-    state = cast(Any, ReplicatedState)
-    layout = SimpleNamespace(reduce=lambda *given: state.reduce(None, *given))
-    stages: dict[int, Any] = {
+    layout = SimpleNamespace(reduce=lambda *given: ReplicatedState.reduce(None, *given))
+    stages = {
         index: SimpleNamespace(index=index, gradient_bucket=lambda *_: [], tied_buffers=list, layout=layout)
         for index in schedule.stages_of(worker)
     }
-    interpreter = Interpreter(stages, schedule.shape.stages, cast(Any, transport), lambda _: None, ties=schedule.ties)
+    interpreter = Interpreter(stages, schedule.shape.stages, transport, lambda _: None, ties=schedule.ties)
     for instruction in schedule.program(worker):
         if isinstance(instruction, ReduceGradients):
             interpreter.reduce(instruction.stage)
@@ -99,12 +93,12 @@ PARTS = [["F0"], ["B0", "F1"], ["B1", "F2"], ["F3"], ["B2"], ["B3", "F4"], ["B4"
 class Streamed(Device):
     """A device with a second stream to compute on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(eager=True)
         self.main, self.side = self.compute, self.draw()
 
     @contextmanager
-    def on_other_stream(self, tensors: object) -> Iterator[None]:
+    def on_other_stream(self, tensors) -> Iterator[None]:
         before = self.main.launch(lambda: None)
         self.side.launch(before.wait)
         self.compute = self.side
@@ -113,7 +107,7 @@ class Streamed(Device):
         finally:
             self.compute = self.main
 
-    def join(self) -> None:
+    def join(self):
         done = self.side.launch(lambda: None)
         self.main.launch(done.wait)
 
@@ -121,7 +115,7 @@ class Streamed(Device):
 class Nowhere:
     """The transport of a worker that is alone."""
 
-    def begin(self, *_: object) -> None:
+    def begin(self, *_):
         return
 
 
@@ -130,22 +124,22 @@ class Meeting:
 
     index, _is_first, _is_last = 0, True, True
 
-    def __init__(self, meet: set[str]) -> None:
+    def __init__(self, meet: set[str]):
         self._meet, self._barrier = meet, threading.Barrier(2, timeout=LATE)
-        self.ran: list[str] = []
+        self.ran = []
         self.running = 0
         self.most = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return lambda *_: None
 
-    def forward(self, micro_batch: MicroBatch, _: object) -> None:
+    def forward(self, micro_batch: MicroBatch, _):
         self._run(f"F{micro_batch.index}")
 
-    def backward(self, micro_batch: MicroBatch, _: object) -> None:
+    def backward(self, micro_batch: MicroBatch, _):
         self._run(f"B{micro_batch.index}")
 
-    def _run(self, name: str) -> None:
+    def _run(self, name: str):
         self.running += 1
         self.most = max(self.most, self.running)
         if name in self._meet:
@@ -154,11 +148,11 @@ class Meeting:
         self.running -= 1
 
 
-def interpreted(stage: Any, device: Streamed, with_streams: bool) -> Interpreter:
+def interpreted(stage, device: Streamed, with_streams: bool) -> Interpreter:
     """Run an iteration of a program of one stage on the device."""
     instructions = [parse_instruction(text, one_pipeline=True) for text in PROGRAM]
-    stages = {0: cast(Stage, QueuedStage(stage, device))}
-    interpreter = Interpreter(stages, 1, cast(Any, Nowhere()), lambda _: None, streams=device if with_streams else None)
+    stages = {0: QueuedStage(stage, device)}
+    interpreter = Interpreter(stages, 1, Nowhere(), lambda _: None, streams=device if with_streams else None)
     interpreter.begin(instructions, 0)
     for instruction in instructions:
         interpreter.execute(instruction)
@@ -166,7 +160,7 @@ def interpreted(stage: Any, device: Streamed, with_streams: bool) -> Interpreter
     return interpreter
 
 
-def test_halves_of_a_pair_run_concurrently() -> None:
+def test_halves_of_a_pair_run_concurrently():
     stage = Meeting({"F1", "B0", "F2", "B1", "F4", "B3"})  # each waits for the other half of its pair
     interpreter = interpreted(stage, Streamed(), with_streams=True)
     assert stage.most == 2
@@ -177,12 +171,12 @@ def test_halves_of_a_pair_run_concurrently() -> None:
     assert parts == PARTS
 
 
-def test_backward_runs_on_the_stream_of_its_forward() -> None:
+def test_backward_runs_on_the_stream_of_its_forward():
     device = Streamed()
-    where: dict[str, bool] = {}
+    where = {}
 
     class Noted(Meeting):
-        def _run(self, name: str) -> None:
+        def _run(self, name: str):
             where[name] = device.side.is_current
 
     interpreted(Noted(set()), device, with_streams=True)
@@ -191,11 +185,10 @@ def test_backward_runs_on_the_stream_of_its_forward() -> None:
 
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
-def test_two_streams_have_the_bits_of_one(accumulation: str) -> None:
+def test_two_streams_have_the_bits_of_one(accumulation):
     results = []
     for with_streams in (False, True):
         (stage,) = build_pipeline(small_job(1, 1, 5, model={"layers": 1}, train={"accumulation": accumulation}))
-        assert isinstance(stage, MegatronStage)
         interpreted(stage, Streamed(), with_streams)
         assert stage.held_micro_batches() == 0
         results.append((stage.loss_sum(), [buffer.clone() for buffer in stage.gradient_buffers()]))

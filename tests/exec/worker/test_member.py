@@ -1,10 +1,8 @@
 """A process's side of the protocol: generations, waits, messages and interrupts."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -15,8 +13,6 @@ from recycle.exec.links import Link, LinkClosed, listen_locally
 from recycle.exec.protocol import (
     Commit,
     Committed,
-    Evaluated,
-    EvaluationResult,
     GenerationRecord,
     Heartbeat,
     Join,
@@ -42,7 +38,7 @@ def propose(generation: int, *live: str) -> Propose:
     return Propose(GenerationRecord(generation, list(live), roles, "plan", incarnations={"0.1": 2}))
 
 
-def state_after(*messages: LeaderMessage, incarnation: int = 2) -> MemberState:
+def state_after(*messages: LeaderMessage, incarnation=2) -> MemberState:
     state = MemberState("0.1", incarnation)
     for message in messages:
         state.take(message)
@@ -54,7 +50,7 @@ def begun(state: MemberState) -> int | None:
     return None if record is None else record.generation
 
 
-def test_process_begins_its_last_generation_that_is_not_over() -> None:
+def test_process_begins_its_last_generation_that_is_not_over():
     state = state_after(propose(1, "0.0", "0.1"), Stop(1))
     assert begun(state) is None
     state.take(propose(2, "0.0"))
@@ -65,37 +61,21 @@ def test_process_begins_its_last_generation_that_is_not_over() -> None:
     assert not state.is_over
 
 
-def test_process_begins_no_generation_of_an_earlier_process() -> None:
+def test_process_begins_no_generation_of_an_earlier_process():
     """A new leader may propose one before it learns that the worker has another process."""
     assert begun(state_after(propose(1, "0.1"), incarnation=3)) is None
-
-
-def test_decisions_apply_to_their_generation_only() -> None:
-    state = state_after(propose(4, "0.1"))
-    state.begin()
-    for message in (Permit(3, "form"), Committed(3, COMMIT), EvaluationResult(3, Evaluated(3, 2.5, 96.0))):
-        state.take(message)
-    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
-    for message in (Permit(4, "form", stale=True), Committed(4, COMMIT), EvaluationResult(4, Evaluated(3, 2.5, 96.0))):
-        state.take(message)
-    assert (state.permit("form"), state.permit("run")) == (Permit(4, "form", stale=True), None)
-    assert (state.commit(3), state.commit(2), state.evaluated(2)) == (COMMIT, None, None)
-    assert state.evaluated(3) == Evaluated(3, 2.5, 96.0)
-    state.take(propose(5, "0.1"))
-    state.begin()
-    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
 
 
 class Agent:
     """The agent's end of a process's connection; records the messages."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._listener, self.address = listen_locally()
-        self._heard: list[Any] = []
+        self._heard = []
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self):
         self.link = Link(self._listener.accept()[0], ProcessMessage)
         try:
             while True:
@@ -110,18 +90,18 @@ class Agent:
         """Wait for a message for which `choose` returns a value."""
         with self._changed:
 
-            def chosen() -> list[_Value]:
+            def chosen():
                 return [value for value in map(choose, self._heard) if value is not None]
 
             assert self._changed.wait_for(chosen, SOON)
             return chosen()[0]
 
-    def tell(self, *messages: LeaderMessage) -> None:
+    def tell(self, *messages: LeaderMessage):
         self.hear(lambda m: True if isinstance(m, Join) else None)
         for message in messages:
             self.link.send(message)
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
         self.link.close()
 
@@ -129,35 +109,34 @@ class Agent:
 class Process:
     """Process 0.1 and its agent; calls of the process may wait in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.agent, self.interrupts, self.lost = Agent(), 0, threading.Event()
         self.member = Member(self.agent.address, "0.1", 2, 0.02, self._interrupt, lambda reason: self.lost.set())
         self._thread = ThreadPoolExecutor(4)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self):
         self.interrupts += 1
 
-    def does(self, action: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
+    def does(self, action: Callable[..., _Value], *arguments) -> Future[_Value]:
         return self._thread.submit(action, *arguments)
 
-    def begin(self, generation: int, *live: str) -> None:
+    def begin(self, generation: int, *live: str):
         self.agent.tell(propose(generation, *(live or ("0.1",))))
         record = self.does(self.member.next_record).result(SOON)
-        assert record is not None
         assert record.generation == generation
 
-    def await_interrupts(self, count: int) -> None:
+    def await_interrupts(self, count: int):
         until(lambda: self.interrupts >= count)
 
 
 @pytest.fixture
-def process() -> Iterator[Process]:
+def process():
     process = Process()
     yield process
     process.agent.close()
 
 
-def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process: Process) -> None:
+def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process):
     process.begin(1)
     assert not process.member.over.is_set()
     assert process.interrupts == 0
@@ -171,7 +150,7 @@ def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process: Pro
     assert process.interrupts == after
 
 
-def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Process) -> None:
+def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process):
     process.begin(1)
     formed, decision = process.does(process.member.permitted, "form"), process.does(process.member.decision, 3)
     process.agent.tell(Permit(1, "form", stale=True), Committed(1, COMMIT))
@@ -187,7 +166,7 @@ def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Proces
             wait.result(SOON)
 
 
-def test_wait_for_a_commit_shows_in_heartbeats(process: Process) -> None:
+def test_wait_for_a_commit_shows_in_heartbeats(process):
     """A process that is ahead of the commit does not hang."""
     process.begin(1)
     process.member.progress.set_waiting(False)
@@ -201,7 +180,7 @@ def test_wait_for_a_commit_shows_in_heartbeats(process: Process) -> None:
     assert not process.member.progress.waiting
 
 
-def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process: Process) -> None:
+def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process):
     earlier, later = (process.does(process.member.await_strike, fault) for fault in (0, 1))
     process.agent.tell(Strike(0, "1.1"))
     process.begin(1)
@@ -211,7 +190,7 @@ def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process: Process
     assert later.result(SOON) is True
 
 
-def test_process_notices_the_end_of_its_agent(process: Process) -> None:
+def test_process_notices_the_end_of_its_agent(process):
     process.agent.tell()
     process.agent.close()
     assert process.lost.wait(SOON)
@@ -219,7 +198,7 @@ def test_process_notices_the_end_of_its_agent(process: Process) -> None:
         process.member.send(Ready(2))
 
 
-def test_keys_of_forming_groups_keep_every_byte() -> None:
+def test_keys_of_forming_groups_keep_every_byte():
     server = KeyServer()
     ours, theirs = FormingKeys(server.address), FormingKeys(server.address)
     ours.set("generation00000001/world/0", bytes(range(256)))

@@ -1,18 +1,11 @@
 """Runs through kills, with redundant forwards and replays, and plans from files or proposals."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from recycle import Job, RunError, Schedule, Shape, check, lower
+from recycle import Job, RunError, Schedule, Shape, Worker, check, lower
 from recycle.exec import run
-from recycle.exec.data.batches import Batch
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.loss import masked_sum
@@ -21,29 +14,27 @@ from recycle.exec.processes.processes import Waker
 from recycle.exec.worker.main_loop import read_plan
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job.sections import IntegritySection
-from recycle.job.shape import Worker
 from recycle.plans import schedule_hash
 from recycle.plans.hosting import Hosts
 from recycle.runs.logs import plan_file
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, live_workers, of_kind
+from tests.exec.runs import assert_same_training, calm_run, job, kinds, live_workers, of_kind
 
 STEPS = 7
 
 
 @pytest.fixture(scope="module")
-def emulated() -> Job:
+def emulated():
     return job(3, 2, 2)
 
 
-def assert_plans_pass_check(run: RunResult, job: Job) -> None:
-    assert run.directory is not None
+def assert_plans_pass_check(run: RunResult, job: Job):
     plans = {line["plan"] for line in run.metrics}
     for digest in plans:
         schedule = Schedule.load(run.directory / "plans" / f"{digest}.json")
         assert check(lower(schedule), limits=job.activation_limits()) == []
 
 
-def test_kill_changes_no_bit_and_logs_its_events(emulated: Job, launch: Run) -> None:
+def test_kill_changes_no_bit_and_logs_its_events(emulated, launch):
     run = launch(emulated, STEPS, "kill:1.1@3")
     assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert_plans_pass_check(run, emulated)
@@ -52,13 +43,13 @@ def test_kill_changes_no_bit_and_logs_its_events(emulated: Job, launch: Run) -> 
     assert "1.1" not in run.digests
 
 
-def test_fast_accumulation_stays_within_its_tolerance(launch: Run) -> None:
+def test_fast_accumulation_stays_within_its_tolerance(launch):
     fast = job(3, 2, 2, kind="gpt", train={"accumulation": "fast"})
     run, reference = launch(fast, 6, "kill:1.1@2"), calm_run(fast, launch, 6)
     assert run.losses == pytest.approx(reference.losses, rel=1e-4)
 
 
-def test_redundant_forwards_change_no_bit(launch: Run) -> None:
+def test_redundant_forwards_change_no_bit(launch):
     """1F1B with the last stage's forward again on the first stage's worker, before each backward."""
     small_job = job(2, 2, 3, memory={"limit": 6})
     plain = one_f_one_b(small_job.shape)
@@ -75,7 +66,7 @@ def test_redundant_forwards_change_no_bit(launch: Run) -> None:
 
 
 @pytest.mark.parametrize(("every", "is_sharded"), [(3, False), ("gaps", False), (3, True)])
-def test_replays_change_no_bit_in_one_process(every: int | str, is_sharded: bool) -> None:
+def test_replays_change_no_bit_in_one_process(every, is_sharded):
     plain = job(3, 2, 2, kind="gpt", train={"checkpoint_every": 0, "sharded_optimizer": is_sharded})
     compared = plain.with_sections(integrity=IntegritySection(every=every))
     replayed, reference = (run(zb_h1(plain.shape), each, steps=4) for each in (compared, plain))
@@ -86,15 +77,13 @@ def test_replays_change_no_bit_in_one_process(every: int | str, is_sharded: bool
     ("is_sharded", "integrity", "part"),
     [(False, {"digests": 2}, "stage 0"), (True, {"every": 4, "digests": 2}, "shard 0 of stage 0")],
 )
-def test_different_states_end_a_run_in_one_process(
-    is_sharded: bool, integrity: dict[str, int], part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_states_end_a_run_in_one_process(is_sharded, integrity, part, monkeypatch):
     """The first step of all changes another parameter; the state at the start of iteration 2 is compared."""
     train = {"checkpoint_every": 0, "sharded_optimizer": is_sharded}
     compared = job(2, 1, 4, train=train, integrity=integrity)
-    step, struck = EmulatedStage._update, list[int]()
+    step, struck = EmulatedStage._update, []
 
-    def update(stage: EmulatedStage, parameters: torch.Tensor, *arguments: Any) -> None:
+    def update(stage, parameters, *arguments):
         step(stage, parameters, *arguments)
         if len(parameters):  # the embedding has none
             parameters[0] += not struck
@@ -105,12 +94,12 @@ def test_different_states_end_a_run_in_one_process(
         run(one_f_one_b(compared.shape), compared, steps=4)
 
 
-def test_different_replay_ends_a_run_in_one_process() -> None:
+def test_different_replay_ends_a_run_in_one_process():
     """From the 13th call on, the loss differs from that of the replayed micro-batch."""
     replayed = job(2, 1, 4, kind="gpt", train={"checkpoint_every": 0}, integrity={"every": 4})
     calls = []
 
-    def loss(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, object]:
+    def loss(losses, batch):
         calls.append(1)
         total, count = masked_sum(losses, batch)
         return total + len(calls) * (len(calls) > 12), count
@@ -123,7 +112,7 @@ NOT_OVER = threading.Event()
 
 
 @pytest.fixture
-def waker() -> Iterator[Waker]:
+def waker():
     waker = Waker()
     yield waker
     waker.close()
@@ -133,9 +122,7 @@ def small() -> Schedule:
     return lower(one_f_one_b(Shape(pipelines=2, ranks=2, micro_batches=2)))
 
 
-def test_proposal_carries_the_plan_if_its_file_cannot_be_written(
-    launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proposal_carries_the_plan_if_its_file_cannot_be_written(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("recycle.exec.planning.planning.plan_file", lambda folder, digest: folder / "no" / digest)
     run = launch(job(2, 2, 2), 4, "kill:1.1@1", directory=tmp_path)
     assert len(run.losses) == 4
@@ -143,7 +130,7 @@ def test_proposal_carries_the_plan_if_its_file_cannot_be_written(
     assert len(of_kind(run, "warning")) == 2
 
 
-def test_plan_is_read_from_the_proposal_or_a_late_file_and_checked(tmp_path: Path) -> None:
+def test_plan_is_read_from_the_proposal_or_a_late_file_and_checked(tmp_path):
     schedule, other = small(), one_f_one_b(Shape(pipelines=1, ranks=2, micro_batches=2))
     text, digest = schedule.dumps(), schedule_hash(schedule)
     path = plan_file(tmp_path, digest)
@@ -160,10 +147,9 @@ def test_plan_is_read_from_the_proposal_or_a_late_file_and_checked(tmp_path: Pat
     late.join()
 
 
-def test_next_leader_finds_the_plan_in_use(tmp_path: Path, waker: Waker) -> None:
+def test_next_leader_finds_the_plan_in_use(tmp_path, waker):
     two, schedule = job(2, 2, 2), small()
     own = PlanService(two, None, tmp_path, tmp_path, waker, schedule).own()
-    assert own is not None
     assert own[0] == frozenset()
     service = PlanService(two, None, tmp_path, tmp_path, waker)
     assert service.own() is None

@@ -1,10 +1,7 @@
 """Staggered steps on real processes have the bits of the barrier, also when steps are undone."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +33,7 @@ AHEAD = ["barrier"] + ["staggered"] * (STEPS - 1)
 
 
 @pytest.fixture(scope="module")
-def emulated() -> PricedJob:
+def emulated():
     return job(3, 2, 2, train=FAR)
 
 
@@ -57,7 +54,7 @@ def undone(run: RunResult) -> list[tuple[int, int]]:
     return [(event["step"], event["count"]) for event in of_kind(run, "undone")]
 
 
-def test_staggered_steps_have_the_bits_of_the_barrier(launch: Run) -> None:
+def test_staggered_steps_have_the_bits_of_the_barrier(launch):
     gpt = job(3, 2, 2, kind="gpt", train=FAR)
     run = launch(gpt, STEPS)
     assert modes(run) == AHEAD
@@ -70,7 +67,7 @@ def test_staggered_steps_have_the_bits_of_the_barrier(launch: Run) -> None:
     assert run.metrics[0]["period"] >= run.metrics[1]["period"]
 
 
-def test_neighbouring_stages_overlap_iterations(launch: Run) -> None:
+def test_neighbouring_stages_overlap_iterations(launch):
     """Stage 1 leaves its weight gradients to the end, so stage 0 is done 30 ms before it."""
     slow = job(1, 2, 4, train=FAR, model={"seconds_per_unit": 0.01}, memory={"limit": 4})
     deferred = Schedule.from_text(
@@ -83,7 +80,6 @@ def test_neighbouring_stages_overlap_iterations(launch: Run) -> None:
     overlaps = {}
     for schedule in (deferred, with_barrier(deferred)):
         run = launch(slow, STEPS, schedule=schedule, planner=None)
-        assert run.directory is not None
         trace = read_trace(run.directory / "trace.json")
         overlaps[schedule.optimizer] = 0
         for step in range(1, STEPS - 1):
@@ -101,25 +97,25 @@ class _Hold(Observer):
     and again after its commit.
     """
 
-    def __init__(self, directory: Path, fault: str, step: int, workers: list[str]) -> None:
+    def __init__(self, directory: Path, fault: str, step: int, workers: list[str]):
         self.directory, self.fault, self.step, self.workers = directory, fault, step, workers
         self._strikes, self._committed = False, -1
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event):
         if event["kind"] == "fault" and event["fault"] == self.fault:
             self._strikes = True
             self._wait_for(["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"], self.step - 1)
             self._hold()
 
-    def committed(self, line: dict[str, Any]) -> None:
+    def committed(self, line):
         self._committed = line["step"]
         self._hold()
 
-    def _hold(self) -> None:
+    def _hold(self):
         if self._strikes and self._committed == self.step - 1:
             self._wait_for(self.workers, self.step)
 
-    def _wait_for(self, workers: list[str], step: int) -> None:
+    def _wait_for(self, workers: list[str], step: int):
         deadline = time.monotonic() + 30
         while not all(self._stepped(worker, step) for worker in workers) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -134,9 +130,7 @@ class _Hold(Observer):
 @pytest.mark.parametrize(
     ("also", "undoing"), [((), 3), (("kill:0.1@3.stepped",), 2), (("kill:1.1@3.undo",), 2)], ids=str
 )
-def test_uncommitted_step_is_undone_by_all_live_workers_that_made_it(
-    also: tuple[str, ...], undoing: int, emulated: PricedJob, launch: Run, tmp_path: Path
-) -> None:
+def test_uncommitted_step_is_undone_by_all_live_workers_that_made_it(also, undoing, emulated, launch, tmp_path):
     """Worker 2.0 dies before its reduce: stage 0 cannot step, all of stage 1 has."""
     hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
     run = launch(emulated, STEPS, "kill:2.0@3.reduce", *also, observer=hold, directory=tmp_path)
@@ -147,7 +141,7 @@ def test_uncommitted_step_is_undone_by_all_live_workers_that_made_it(
     assert live_workers(run) == [6] * 3 + [5 - len(also)] * 4
 
 
-def test_worker_may_die_after_its_last_step_and_rejoin_at_the_next(emulated: PricedJob, launch: Run) -> None:
+def test_worker_may_die_after_its_last_step_and_rejoin_at_the_next(emulated, launch):
     """It is awaited from its death on, and its dead process is not mistaken for the new one."""
     run = launch(emulated, STEPS, "kill:1.1@3.stepped", "rejoin:1.1@4")
     reference = with_barriers(launch, emulated)
@@ -157,7 +151,7 @@ def test_worker_may_die_after_its_last_step_and_rejoin_at_the_next(emulated: Pri
     assert {line["live_workers"] for line in run.metrics[4:]} == {6}
 
 
-def test_staggered_step_with_a_gradient_that_is_not_finite_is_undone_and_repeated(launch: Run) -> None:
+def test_staggered_step_with_a_gradient_that_is_not_finite_is_undone_and_repeated(launch):
     far = job(3, 2, 2, kind="gpt", train=FAR)
     run = launch(far, STEPS, "nan:1.1@3")
     assert_same_training(run, with_barriers(launch, far))
@@ -168,9 +162,7 @@ def test_staggered_step_with_a_gradient_that_is_not_finite_is_undone_and_repeate
 
 
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
-def test_unexpectedly_large_norm_undoes_the_step_and_clips_its_repetition(
-    kind: str, launch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpectedly_large_norm_undoes_the_step_and_clips_its_repetition(kind, launch, monkeypatch):
     """The leader, which decides, runs in this process."""
     free = with_barriers(launch, job(2, 2, 2, kind=kind, train=FAR))
     limit = sorted(line["grad_norm"] for line in free.metrics)[STEPS // 2]

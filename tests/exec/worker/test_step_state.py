@@ -1,7 +1,5 @@
 """Steps of a worker's stages: ahead of commits, undone, caught up; and snapshots that hosts compare."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec.checksums import Checksum
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.leader.commit import Comparison
@@ -19,13 +17,11 @@ from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.layouts import Shards
-from recycle.exec.protocol import Commit, StepMode
+from recycle.exec.protocol import Commit
 from recycle.exec.worker import snapshots
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.snapshots import StateCopy
 from recycle.exec.worker.step_state import StepState
-from recycle.job.shape import Worker
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
@@ -44,13 +40,13 @@ def pipeline(kind: str) -> list[Stage]:
     return list(build_pipeline(GPT))
 
 
-def train(stages: Sequence[Stage], updates: StepState, step: int) -> None:
+def train(stages: Sequence[Stage], updates: StepState, step: int):
     """The gradients of one iteration."""
     run_pipelines([stages], step, 2)
     updates.mark_reduced(step)
 
 
-def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool = False) -> None:
+def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead=False):
     """One iteration and its steps."""
     train(stages, updates, step)
     for index in (0, 1):
@@ -65,7 +61,7 @@ def digests(stages: Sequence[Stage]) -> list[dict[int, str]]:
 
 
 @pytest.fixture(params=["emulated", "gpt"])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return request.param
 
 
@@ -82,17 +78,17 @@ def trained(kind: str, steps: int) -> list[list[dict[int, str]]]:
 class LatestCopies:
     """A stream whose copies run as late as a GPU's may: when other work waits for them."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._queued: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self, stages: Sequence[Stage]):
+        self._queued = []
 
-    def follow(self) -> None:
+    def follow(self):
         return
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor):
         target.view(torch.uint8).fill_(0xFF)  # NaN, whatever the bytes stand for
         self._queued.append((target, source))
 
-    def settle(self) -> None:
+    def settle(self):
         for target, source in self._queued:
             target.copy_(source)
         self._queued.clear()
@@ -104,29 +100,27 @@ class LatestCopies:
 class EarliestCopies(LatestCopies):
     """A stream whose copies read their source as it was at the last `follow`."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage]):
         self._stages = stages
-        self._seen: dict[int, torch.UntypedStorage] = {}
+        self._seen = {}
 
-    def follow(self) -> None:
+    def follow(self):
         storages = [tensor.untyped_storage() for stage in self._stages for tensor in stage.state_tensors()]
         self._seen = {storage.data_ptr(): storage.clone() for storage in storages}
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor):
         seen = torch.empty(0, dtype=source.dtype)
         seen.set_(
             self._seen[source.untyped_storage().data_ptr()], source.storage_offset(), source.shape, source.stride()
         )
         target.copy_(seen)
 
-    def settle(self) -> None:
+    def settle(self):
         return
 
 
 @pytest.mark.parametrize("copies", [None, LatestCopies, EarliestCopies])
-def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(
-    kind: str, copies: type[LatestCopies] | None
-) -> None:
+def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind, copies):
     expected = trained(kind, 3)
     assert len(set(map(str, expected))) == 4
     stages = pipeline(kind)
@@ -143,7 +137,7 @@ def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(
         updates.begin_iteration(step + 1)
 
 
-def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> None:
+def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind):
     expected = trained(kind, 1)
     stages = pipeline(kind)
     updates = StepState(dict(enumerate(stages)))
@@ -153,7 +147,7 @@ def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> N
     assert digests(stages) == expected[1]
 
 
-def test_skipped_step_counts_and_changes_nothing(kind: str) -> None:
+def test_skipped_step_counts_and_changes_nothing(kind):
     stages = pipeline(kind)
     updates = StepState(dict(enumerate(stages)))
     before = digests(stages)
@@ -163,7 +157,7 @@ def test_skipped_step_counts_and_changes_nothing(kind: str) -> None:
     updates.roll_to(0, commit(0, None))
 
 
-def test_stage_without_its_gradient_cannot_catch_up() -> None:
+def test_stage_without_its_gradient_cannot_catch_up():
     stages = pipeline("emulated")
     updates = StepState(dict(enumerate(stages)))
     with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
@@ -174,13 +168,11 @@ def test_stage_without_its_gradient_cannot_catch_up() -> None:
         updates.roll_to(6, commit(6))
 
 
-def test_main_thread_reports_a_device_that_fails_during_an_early_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
+def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatch):
+    stages, raised = pipeline("emulated"), []
     failed = threading.Event()
 
-    def piece(_: StateCopy) -> bool:
+    def piece(_):
         failed.set()
         raise RuntimeError("accelerator error")
 
@@ -202,12 +194,10 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(
 
 
 @pytest.mark.parametrize("mode", ["staggered", "barrier"])
-def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(
-    mode: StepMode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
+def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monkeypatch):
+    known, copied, copy_piece = {}, [], StateCopy.piece
 
-    def piece(copy: StateCopy) -> bool:
+    def piece(copy):
         copied.append(copy)
         time.sleep(0.001)
         return copy_piece(copy)
@@ -233,11 +223,10 @@ def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(
     assert digests(stages) == after
 
 
-def test_undo_fits_changed_shards() -> None:
+def test_undo_fits_changed_shards():
     parts = sharded(job(3, 2, 2, model={"layers": 6}))
     stages = [EmulatedStage(parts, index, scale=0.0) for index in (0, 1)]
     shards = stages[0].layout
-    assert isinstance(shards, Shards)
     updates = StepState({0: stages[0]})
     shards.own([0, 1])
     for step, owned in enumerate(([0, 1], [1], [0, 1, 2])):
@@ -256,7 +245,7 @@ def test_undo_fits_changed_shards() -> None:
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpt", marks=pytest.mark.slow)])
-def stages(request: pytest.FixtureRequest) -> list[Stage]:
+def stages(request):
     return pipeline(request.param)
 
 
@@ -265,7 +254,7 @@ def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
 
 
 @pytest.mark.parametrize("copies", [LatestCopies, EarliestCopies])
-def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage], copies: type[LatestCopies]) -> None:
+def test_each_of_the_last_two_snapshots_can_be_restored(stages, copies):
     updates, after = StepState(dict(enumerate(stages)), stream=copies(stages)), {-1: digests(stages)}
     for step in range(6):
         if step % 2 == 0:
@@ -286,15 +275,15 @@ def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage], cop
         updates.roll_to(-1, None, restores=True)
 
 
-def test_restored_snapshot_restores_its_layers() -> None:
+def test_restored_snapshot_restores_its_layers():
     hosted = LocalStages(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
     updates = StepState(hosted.stages, hosted=hosted)
 
-    def run(step: int) -> None:
+    def run(step):
         train(list(hosted.stages.values()), updates, step)
         updates.roll_to(step, commit(step))
 
-    def compared(step: int) -> list[int]:
+    def compared(step):
         updates.compare_state(Comparison(step))
         return [checksum.words for _, checksum in sorted(updates.checksums().items())]
 
@@ -312,7 +301,7 @@ def test_restored_snapshot_restores_its_layers() -> None:
     assert compared(-1) == initial
 
 
-def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
+def test_stage_is_copied_before_its_step(stages):
     updates = StepState(dict(enumerate(stages)))
     before = sums_of(stages)
     train(stages, updates, 0)
@@ -323,9 +312,7 @@ def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
     assert updates.checksums() == before
 
 
-def test_incomplete_snapshot_is_discarded_with_its_generation(
-    stages: list[Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_snapshot_is_discarded_with_its_generation(stages, monkeypatch):
     monkeypatch.setattr(integrity, "PIECE", 64)
     updates, before = StepState(dict(enumerate(stages))), digests(stages)
     updates.compare_state(Comparison(-1))
@@ -338,10 +325,8 @@ def test_incomplete_snapshot_is_discarded_with_its_generation(
     assert updates.checksums() == sums_of(stages)
 
 
-def test_waits_compare_the_committed_state(
-    stages: list[Stage],
-) -> None:
-    known: dict[int, Commit] = {}
+def test_waits_compare_the_committed_state(stages):
+    known = {}
     updates = StepState(dict(enumerate(stages)), known_commit=known.get)
     iterate(stages, updates, 0)
     expected = sums_of(stages)

@@ -1,7 +1,5 @@
 """A worker's log of executed instructions: its iterations, its size, and training that never waits for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -10,18 +8,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
+from recycle import Shape, Worker
 from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks import trace
-from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog
 from recycle.exec.protocol import GenerationRecord
-from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
-from tests.exec.runs import Run, job
+from tests.exec.runs import job
 
 SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 
@@ -29,7 +25,7 @@ SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 class At:
     """A mark that the device has reached, or not yet."""
 
-    def __init__(self, seconds: float, reached: bool = True) -> None:
+    def __init__(self, seconds: float, reached=True):
         self._seconds, self.is_reached = seconds, reached
 
     def reached(self) -> bool:
@@ -46,11 +42,11 @@ RAN = [ExecutedInstruction("0F0.0", At(10.0), At(11.0)), ExecutedInstruction("0B
 def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog:
     log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warn, **options)
     record = GenerationRecord(1, [], {}, "")
-    log.begin_generation(cast(Generation, SimpleNamespace(record=record, role=Worker(0, 0))))
+    log.begin_generation(SimpleNamespace(record=record, role=Worker(0, 0)))
     return log
 
 
-def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path: Path) -> None:
+def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path):
     log = started(tmp_path, [].append)
     late = At(14.0, reached=False)
     log.end_iteration(0, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=True)
@@ -66,8 +62,8 @@ def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path
     assert iterations[0]["instructions"][-1] == ["0STEP", 3.0, 4.0]
 
 
-def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path: Path) -> None:
-    warnings: list[str] = []
+def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
+    warnings = []
     log = started(tmp_path, warnings.append, sparse_bytes=1000)
     for step in range(400):
         log.end_iteration(step, RAN, whole=True)
@@ -83,12 +79,12 @@ def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path: Path) -> None:
     assert size < 1000 * 8 < 400 * size / len(steps)
 
 
-def test_training_does_not_wait_for_a_stuck_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resumes, warnings = threading.Event(), list[str]()
+def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
+    resumes, warnings = threading.Event(), []
 
-    def slow(*iteration: object) -> int:
+    def slow(*iteration):
         resumes.wait(30)
-        return append_iteration(*iteration)  # type: ignore[arg-type]
+        return append_iteration(*iteration)
 
     monkeypatch.setattr(trace, "append_iteration", slow)
     log = started(tmp_path, warnings.append)
@@ -103,10 +99,9 @@ def test_training_does_not_wait_for_a_stuck_disk(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("setting", "steps"), [(2, [0, 2, 4]), ("off", [])])
-def test_run_traces_the_iterations_of_its_job(launch: Run, setting: int | str, steps: list[int]) -> None:
+def test_run_traces_the_iterations_of_its_job(launch, setting, steps):
     traced = job(2, 1, 1, train={"trace": setting})
     run = launch(traced, 5)
-    assert run.directory is not None
     assert (run.directory / TRACE).exists() == bool(steps)
     assert load_trace(run.directory, traced.shape).steps == steps
     assert len(run.losses) == 5

@@ -1,7 +1,5 @@
 """Figures of the families: closed forms where there are any, and what others have published."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -36,54 +34,54 @@ class Form:
     options: Callable[[int, int], dict[str, Any]] = lambda ranks, micro_batches: {}
 
 
-def sizes(*pairs: tuple[int, int], chunks: int = 1) -> list[Size]:
+def sizes(*pairs: tuple[int, int], chunks=1) -> list[Size]:
     return [(ranks, micro_batches, chunks) for ranks, micro_batches in pairs]
 
 
-def gpipe(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def gpipe(p, m, v, f, i, w):
     extra = (v - 1) * max(0, p - m)
     waits = [(p - 1 - r + extra) * (f + i + w) for r in range(p)]
     return waits[0], waits, [m * v] * p
 
 
-def one_f_one_b(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def one_f_one_b(p, m, v, f, i, w):
     return (p - 1) * (f + i + w), None, [min(p - r, m) for r in range(p)]
 
 
-def alternating(p: int, m: int, v: int, f: float, i: float, w: float, n: int | None = None) -> tuple[float, Any, Any]:
+def alternating(p, m, v, f, i, w, n=None):
     waits = [(p - 1 - r) * (f + i + w) for r in range(p)]
     peaks = [min(m * v, (v - 1) * (n or p) + 2 * (p - 1 - r) + 1) for r in range(p)]
     return waits[0], waits, peaks
 
 
-def single_group(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def single_group(p, m, v, f, i, w):
     return (p - 1 + (v - 1) * max(0, p - m)) * (f + i + w), None, None
 
 
-def zb_h1(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_h1(p, m, v, f, i, w):
     filled = min(p, m) - 1
     return (p - 1) * (f + i) - filled * min(f, i, w), (p - 1) * (f + i) - filled * min(f, w), [min(p, m)] * p
 
 
-def zb_h2(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_h2(p, m, v, f, i, w):
     bubble, inner = ((p - 1) * max(least, i - f, f + i - 2 * w) for least in (f, 0))
     return bubble, inner, [2 * p - 1] * p
 
 
-def zb_v(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def zb_v(p, m, v, f, i, w):
     extra = max(0, p - 2) * max(0, w - i)
     bubble, inner = ((p - 1) * max(most, 2 * (i - w)) + extra for most in (i, i - f))
     return bubble, inner, [2 * p] * p
 
 
-def capped(cap: Callable[[int], int]) -> Callable[..., tuple[float, Any, Any]]:
-    def figures(p: int, m: int, v: int, f: float, i: float, w: float) -> tuple[float, Any, Any]:
+def capped(cap):
+    def figures(p, m, v, f, i, w):
         return max(p - 1, 3 * (2 * p - cap(p)) - 1), None, min(cap(p), 2 * m)
 
     return figures
 
 
-CAPS: dict[str, Callable[[int], int]] = {
+CAPS = {
     "v-half": lambda ranks: 2 * (ranks // 2) + 2,
     "v-min": lambda ranks: 2 * ((ranks + 1) // 3 + 1),
 }
@@ -140,7 +138,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_bubbles_and_peaks_follow_the_closed_form(form: Form) -> None:
+def test_bubbles_and_peaks_follow_the_closed_form(form):
     for ranks, micro_batches, chunks in form.sizes:
         for times in form.times:
             shape, options = Shape(1, ranks, micro_batches, chunks), form.options(ranks, micro_batches)
@@ -157,7 +155,7 @@ def test_bubbles_and_peaks_follow_the_closed_form(form: Form) -> None:
 @pytest.mark.parametrize(
     ("ranks", "micro_batches"), [(1, 2), (1, 5), (2, 4), (2, 5), (3, 9), (4, 8), (4, 10), (5, 11), (8, 24)]
 )
-def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(ranks: int, micro_batches: int) -> None:
+def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(ranks, micro_batches):
     for times in [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 3, 0)]:
         for pair in (0.75 * sum(times), sum(times)):
             schedule = FAMILIES["dualpipe-v"](Shape(1, ranks, micro_batches, 2))
@@ -168,7 +166,7 @@ def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(rank
 
 @pytest.mark.parametrize("family", [*CAPS, "zb-v"])
 @pytest.mark.parametrize("times", ANY_TIMES[1:])
-def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: str, times: Any) -> None:
+def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family, times):
     profile, build = Profile.uniform(*times), FAMILIES[family]
     for ranks, micro_batches in [(2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (8, 8)]:
         shape = Shape(1, ranks, micro_batches, 2)
@@ -182,7 +180,7 @@ def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: s
     ("ranks", "micro_batches", "cap", "makespan"),
     [(8, 24, 8, 167), (8, 24, 13, 154), (6, 5, 12, 37), (12, 16, 8, 153), (10, 8, 3, 197), (4, 6, 2, 77)],
 )
-def test_v_schedules_keep_any_cap(ranks: int, micro_batches: int, cap: int, makespan: int) -> None:
+def test_v_schedules_keep_any_cap(ranks, micro_batches, cap, makespan):
     spans = []
     for schedule in islice(memory_capped.under_cap(Shape(1, ranks, micro_batches, 2), cap), 5):
         assert check(schedule) == []

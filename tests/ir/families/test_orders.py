@@ -1,11 +1,8 @@
 """Orders of the families: as in the papers and in torch (of Megatron: test_megatron_table), and refused shapes."""
 
-from __future__ import annotations
-
 import re
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +30,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("family", "ranks", "micro_batches"), ORDERS)
-def test_each_family_has_the_published_order_in_every_pipeline(family: str, ranks: int, micro_batches: int) -> None:
+def test_each_family_has_the_published_order_in_every_pipeline(family, ranks, micro_batches):
     text = FAMILIES[family](Shape(2, ranks, micro_batches, chunks_of(family))).text()
     for k in range(2):
         programs = [text[f"{k}.{rank}"].replace(f"{k}.", "") for rank in range(ranks)]
@@ -41,7 +38,7 @@ def test_each_family_has_the_published_order_in_every_pipeline(family: str, rank
 
 
 @pytest.mark.parametrize(("family", "name"), [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipe-v", "ScheduleDualPipeV")])
-def test_the_order_for_equal_times_is_that_of_torchs_schedule(family: str, name: str) -> None:
+def test_the_order_for_equal_times_is_that_of_torchs_schedule(family, name):
     torch = pytest.importorskip("torch.distributed.pipelining.schedules")
     for ranks, micro_batches in [(1, 2), (1, 5), (2, 4), (2, 5), (3, 6), (3, 9), (4, 8), (4, 10), (5, 11), (8, 16)]:
         shape = SimpleNamespace(pp_group_size=ranks, _n_microbatches=micro_batches, num_stages=2 * ranks)
@@ -52,7 +49,7 @@ def test_the_order_for_equal_times_is_that_of_torchs_schedule(family: str, name:
             assert [str(action).replace("0.", "") for action in schedule.program(Worker(0, rank))] == texts
 
 
-REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
+REFUSED = [
     *((family, Shape(1, 2, 4, 2), {}, "chunks = 1, got 2") for family in ("gpipe", "1f1b", "zb-h1", "zb-h2")),
     *((family, Shape(1, 2, 4, 3), {}, "chunks = 2") for family in ("zb-v", "v-half", "v-min", "dualpipe-v")),
     ("dualpipe-v", Shape(1, 4, 7, 2), {}, r"micro_batches of at least 2 \* ranks = 8, got 7"),
@@ -66,16 +63,14 @@ REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "shape", "options", "message"), REFUSED)
-def test_a_family_refuses_shapes_that_it_does_not_support(
-    family: str, shape: Shape, options: Any, message: str
-) -> None:
+def test_a_family_refuses_shapes_that_it_does_not_support(family, shape, options, message):
     with pytest.raises(ScheduleError, match=message):
         FAMILIES[family](shape, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_large_job_is_built_in_a_moment(family: str) -> None:
+def test_a_large_job_is_built_in_a_moment(family):
     shape = Shape(24, 64, 128, chunks_of(family))
     began = time.process_time()
     schedule = FAMILIES[family](shape)
@@ -102,7 +97,7 @@ def built(family: str, shape: Shape) -> Schedule | str:
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_a_shape_is_refused_in_one_line_or_gives_valid_schedules_with_equal_pipelines(case: tuple[str, Shape]) -> None:
+def test_a_shape_is_refused_in_one_line_or_gives_valid_schedules_with_equal_pipelines(case):
     family, shape = case
     single = built(family, Shape(1, shape.ranks, shape.micro_batches, shape.chunks))
     several = built(family, shape)

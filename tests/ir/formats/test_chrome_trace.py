@@ -1,14 +1,11 @@
 """Chrome traces of schedules show the simulated times; damaged files are refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,12 +23,11 @@ def text(schedule: Schedule, profile: Profile | None = None) -> str:
     return "".join(chrome_trace.dumps(schedule, profile))
 
 
-def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(text(schedule, profile))
-    return content
+def file(schedule: Schedule, profile: Profile | None = None):
+    return json.loads(text(schedule, profile))
 
 
-def events(schedule: Schedule, phase: str, profile: Profile | None = None) -> list[dict[str, Any]]:
+def events(schedule: Schedule, phase: str, profile: Profile | None = None):
     return [event for event in file(schedule, profile)["traceEvents"] if event["ph"] == phase]
 
 
@@ -55,7 +51,7 @@ def rerouted() -> Schedule:
 
 
 @pytest.mark.parametrize("profile", [None, TIMES])
-def test_slices_have_the_simulators_times_in_microseconds(profile: Profile | None) -> None:
+def test_slices_have_the_simulators_times_in_microseconds(profile):
     schedule = rerouted()
     timeline = simulate(schedule, profile)
     slices = events(schedule, "X", profile)
@@ -66,7 +62,7 @@ def test_slices_have_the_simulators_times_in_microseconds(profile: Profile | Non
     assert {event["pid"] - 1 for event in slices} == {0, 1, 2, 4, 5}
 
 
-def test_slices_of_one_thread_never_overlap() -> None:
+def test_slices_of_one_thread_never_overlap():
     rng = random.Random(5)
     profile = Profile(0.1, 0.2, 0.3, latency=0.7, step=0.05)
     for _ in range(20):
@@ -78,7 +74,7 @@ def test_slices_of_one_thread_never_overlap() -> None:
             assert all(a + length <= b for (a, length), (b, _) in pairwise(slices))
 
 
-def test_arguments_state_worker_position_home_and_rerouting() -> None:
+def test_arguments_state_worker_position_home_and_rerouting():
     slices = {event["name"]: event["args"] for event in events(rerouted(), "X")}
     assert slices["1F1.0"] == {
         "worker": "0.1", "position": 2, "stage": 1, "home": 1, "micro_batch": 0, "rerouted": True,
@@ -89,8 +85,8 @@ def test_arguments_state_worker_position_home_and_rerouting() -> None:
 
 def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str, str, str]]:
     """(name, slice at the beginning, slice at the end) of each arrow; every end directly follows its slice."""
-    slice_: dict[str, Any] = {}
-    ends: dict[int, dict[str, tuple[str, str, str]]] = defaultdict(dict)
+    slice_ = {}
+    ends = defaultdict(dict)
     for event in file(schedule, profile)["traceEvents"]:
         if event["ph"] == "X":
             slice_ = event
@@ -103,7 +99,7 @@ def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str
     return sorted((both["s"][0], both["s"][2], both["f"][2]) for both in ends.values())
 
 
-def test_arrows_lead_from_each_send_to_its_receive_and_along_rerouted_activations() -> None:
+def test_arrows_lead_from_each_send_to_its_receive_and_along_rerouted_activations():
     lines = arrows(rerouted(), TIMES)
     assert len(lines) == 12 + 2
     assert ("activation", "0SEND_F1.0@0.1", "1RECV_F1.0@1.0") in lines
@@ -114,7 +110,7 @@ def test_arrows_lead_from_each_send_to_its_receive_and_along_rerouted_activation
     ]
 
 
-def test_counters_of_any_schedule_reach_the_simulators_peak_and_end_at_nothing() -> None:
+def test_counters_of_any_schedule_reach_the_simulators_peak_and_end_at_nothing():
     rng = random.Random(9)
     for _ in range(20):
         schedule = random_schedule(rng)
@@ -128,7 +124,7 @@ def test_counters_of_any_schedule_reach_the_simulators_peak_and_end_at_nothing()
             assert min(counters[w], default=0) >= 0
 
 
-def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path):
     deadlock = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0B0 0F0 0F1 0B1", "0.1": "1F0 1B0 1F1 1B1"})
     with pytest.raises(ScheduleError, match="the schedule deadlocks"):
         formats.write(deadlock, tmp_path / "t.trace.json")
@@ -140,18 +136,17 @@ def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path: Pat
 # What is refused
 
 
-def altered(change: Any) -> bytes:
+def altered(change) -> bytes:
     content = file(one_f_one_b(Shape(1, 2, 2)))
     change(content)
     return json.dumps(content).encode()
 
 
-def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
-    event: dict[str, Any] = next(event for event in content["traceEvents"] if event["name"] == name)
-    return event
+def slice_of(content, name: str):
+    return next(event for event in content["traceEvents"] if event["name"] == name)
 
 
-def slice_with(name: str, **entries: Any) -> bytes:
+def slice_with(name: str, **entries) -> bytes:
     """The file with entries of one slice's args replaced."""
     return altered(lambda content: slice_of(content, name)["args"].update(entries))
 
@@ -170,7 +165,7 @@ def slice_with(name: str, **entries: Any) -> bytes:
         (altered(lambda f: slice_of(f, "0F0.0").update(name="0Q0")), r"traceEvents\[8\]: '0Q0' is not an instruction"),
     ],
 )  # fmt: skip
-def test_an_incomplete_file_is_refused_by_event(content: bytes, message: str) -> None:
+def test_an_incomplete_file_is_refused_by_event(content, message):
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         chrome_trace.loads(content, "t.json")
 
@@ -178,7 +173,7 @@ def test_an_incomplete_file_is_refused_by_event(content: bytes, message: str) ->
 # Executed runs
 
 
-def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]) -> None:
+def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]):
     """Write the logs of `workers` for a step of generation 7; `players` maps processes to other roles."""
     for worker in workers:
         process = Worker.parse(players.get(str(worker), str(worker)))
@@ -191,9 +186,7 @@ def merged(run: Path, shape: Shape) -> Path:
     return run / "trace.json"
 
 
-def test_an_executed_run_gives_the_schedule_of_its_last_whole_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_executed_run_gives_the_schedule_of_its_last_whole_step(tmp_path, caplog):
     schedule = lower(rerouted())
     for step in (3, 4):
         log(tmp_path, schedule, step, schedule.live, {"0.1": "2.1", "2.1": "0.1"})

@@ -53,8 +53,7 @@ class Megatron:
     cuda_graphs: Any
 
     def table(self, chunks: int, micro_batches: int, size: int) -> list[tuple[int, int]]:
-        table: list[tuple[int, int]] = self.schedules.get_schedule_table(micro_batches, chunks, size)
-        return table
+        return self.schedules.get_schedule_table(micro_batches, chunks, size)
 
     def orders(self, ranks: int, chunks: int, micro_batches: int, size: int) -> list[list[int]]:
         orders = []
@@ -67,21 +66,21 @@ class Megatron:
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Megatron:
+def megatron():
     pytest.importorskip("megatron.core")
     names = ("megatron.core.pipeline_parallel.schedules", "megatron.core.transformer.cuda_graphs")
     return Megatron(*map(importlib.import_module, names))
 
 
-def file(**entries: Any) -> bytes:
+def file(**entries) -> bytes:
     return json.dumps({"format": "megatron-schedule-table", "version": 1, **entries}).encode()
 
 
-def read(**entries: Any) -> Schedule:
+def read(**entries) -> Schedule:
     return megatron_table.loads(file(**entries), "table.json")
 
 
-def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_and_written(megatron: Megatron) -> None:
+def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_and_written(megatron):
     assert len(GRID) == 58
     for ranks, chunks, micro_batches, size in GRID:
         table = megatron.table(chunks, micro_batches, size)
@@ -93,9 +92,7 @@ def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_a
         assert check(schedule) == []
 
 
-def test_the_line_on_the_format_page_writes_a_table_that_is_read(
-    megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_on_the_format_page_writes_a_table_that_is_read(megatron, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "reference" / "file-format.md").read_text()
     (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
     monkeypatch.chdir(tmp_path)
@@ -129,12 +126,12 @@ FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
         ),
     ],
 )
-def test_a_table_that_megatron_would_not_make_is_refused_by_place(content: bytes, message: str) -> None:
+def test_a_table_that_megatron_would_not_make_is_refused_by_place(content, message):
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         megatron_table.loads(content, "t.json")
 
 
-def changed(worker: str, program: str, **keywords: Any) -> Schedule:
+def changed(worker: str, program: str, **keywords) -> Schedule:
     """Interleaved 1F1B on two ranks of two chunks with one program replaced."""
     schedule = interleaved(Shape(1, 2, 2, 2))
     return Schedule.from_text(schedule.shape, {**schedule.text(), worker: program}, **keywords)
@@ -158,6 +155,6 @@ def changed(worker: str, program: str, **keywords: Any) -> Schedule:
         (interleaved(Shape(1, 3, 2, 2), group_size=2), "groups of 2 micro-batches, by the first forwards"),
     ],
 )
-def test_an_order_that_megatron_does_not_run_is_refused_by_place(schedule: Schedule, message: str) -> None:
+def test_an_order_that_megatron_does_not_run_is_refused_by_place(schedule, message):
     with pytest.raises(ScheduleError, match=f"^a Megatron schedule table cannot hold .*{message}"):
         megatron_table.dumps(schedule)

@@ -1,13 +1,9 @@
 """Schedule files: formats read back, golden files stay as they are, and damaged or hostile files are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -28,7 +24,7 @@ CASES = Path(__file__).parents[2] / "cases"
 @pytest.mark.parametrize("name", formats.FORMATS)
 @settings(derandomize=True, max_examples=40, deadline=None, database=None)
 @given(st.randoms(use_true_random=False))
-def test_a_schedule_that_a_format_can_hold_reads_back_equal(name: str, rng: random.Random) -> None:
+def test_a_schedule_that_a_format_can_hold_reads_back_equal(name, rng):
     """Other formats than native and Chrome's hold the order of one pipeline only, so these also get families."""
     keeps_all = name in ("native", "chrome-trace")
     families = (interleaved(Shape(1, 2, 4, 2)), one_f_one_b(Shape(1, 3, 4)), gpipe(Shape(1, 2, 3)))
@@ -52,12 +48,12 @@ def test_a_schedule_that_a_format_can_hold_reads_back_equal(name: str, rng: rand
 
 
 @pytest.mark.parametrize("name", ["1f1b_lowered.json", "adaptive_without_1.2.json"])
-def test_the_golden_file_is_read_and_written_byte_for_byte(name: str) -> None:
+def test_the_golden_file_is_read_and_written_byte_for_byte(name):
     text = (CASES / name).read_text()
     assert Schedule.loads(text, name).dumps() == text
 
 
-def document(**changes: object) -> str:
+def document(**changes) -> str:
     built = json.loads(one_f_one_b(Shape(1, 2, 2)).dumps())
     built.update(changes)
     return json.dumps({key: value for key, value in built.items() if value is not ...})
@@ -81,13 +77,13 @@ def document(**changes: object) -> str:
         (document(optimizer="none"), "Invalid enum value 'none'"),
     ],
 )
-def test_a_file_that_is_not_a_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
+def test_a_file_that_is_not_a_schedule_is_refused_by_name_and_place(text, complaint):
     with pytest.raises(ScheduleError, match=complaint) as error:
         Schedule.loads(text, "plan.json")
     assert str(error.value).startswith("plan.json: ")
 
 
-def test_metadata_that_is_not_json_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_metadata_that_is_not_json_is_refused_and_leaves_the_old_file(tmp_path):
     schedule, file = one_f_one_b(Shape(1, 2, 2)), tmp_path / "plan.json"
     schedule.save(file)
     before = file.read_bytes()
@@ -98,7 +94,7 @@ def test_metadata_that_is_not_json_is_refused_and_leaves_the_old_file(tmp_path: 
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
+def test_a_format_is_known_by_suffix_then_by_content(tmp_path):
     schedule = one_f_one_b(Shape(1, 2, 2))
     (tmp_path / "notes.txt").write_text("nothing")
     with pytest.raises(ScheduleError, match=r"notes\.txt: is not a schedule file: .* native \(\.json\)"):
@@ -123,13 +119,13 @@ def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
 SHAPE = Shape(1, 2, 3)
 
 
-def test_a_family_comes_before_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_comes_before_a_file_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zb-h1").write_text("not a schedule")
     assert named_schedule("zb-h1", SHAPE).text() == zb_h1(SHAPE).text()
 
 
-def test_a_name_that_is_neither_a_file_nor_a_family_is_refused() -> None:
+def test_a_name_that_is_neither_a_file_nor_a_family_is_refused():
     with pytest.raises(JobError, match=r"schedule 1f2b: is neither a file nor a family; families are gpipe, 1f1b"):
         named_schedule("1f2b", SHAPE)
 
@@ -162,7 +158,7 @@ def read(name: str, content: bytes, where: str) -> Schedule:
 SEEDS = {name: seeds(name) for name in formats.FORMATS}
 
 
-def documents(name: str) -> list[Any]:
+def documents(name: str):
     """The seeds that are JSON, parsed."""
     parsed = []
     for seed in SEEDS[name]:
@@ -174,7 +170,7 @@ def documents(name: str) -> list[Any]:
 DOCUMENTS = {name: parsed for name in formats.FORMATS if (parsed := documents(name))}
 
 
-def require_read_or_refused(name: str, content: bytes) -> None:
+def require_read_or_refused(name: str, content: bytes):
     schedule = read_or_refused(lambda: read(name, content, "plan.x"), ScheduleError, "plan.x")
     if schedule is None:
         return
@@ -190,14 +186,14 @@ def require_read_or_refused(name: str, content: bytes) -> None:
 @pytest.mark.parametrize("name", formats.FORMATS)
 @quick
 @given(st.data())
-def test_any_bytes_are_read_or_refused(name: str, data: st.DataObject) -> None:
+def test_any_bytes_are_read_or_refused(name, data):
     require_read_or_refused(name, data.draw(any_bytes()))
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
 @quick
 @given(st.data())
-def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataObject) -> None:
+def test_a_file_with_words_changed_is_read_or_refused(name, data):
     require_read_or_refused(name, data.draw(retold(SEEDS[name])))
 
 
@@ -205,5 +201,5 @@ def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataOb
 @pytest.mark.parametrize("name", DOCUMENTS)
 @quick
 @given(st.data())
-def test_a_file_with_values_of_other_kinds_is_read_or_refused(name: str, data: st.DataObject) -> None:
+def test_a_file_with_values_of_other_kinds_is_read_or_refused(name, data):
     require_read_or_refused(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())

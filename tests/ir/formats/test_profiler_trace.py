@@ -1,12 +1,9 @@
 """Traces of torch's profiler, written by torch's pipeline runtime on two processes, give the schedules that it ran."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ from tests.warm import warm_context
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def profiled(tmp_path_factory):
     """A directory with a folder of traces per schedule, and the CSV that torch wrote of each schedule."""
     directory = tmp_path_factory.mktemp("profiled")
     run_profiled(directory)
@@ -30,9 +27,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
-def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
-    profiled: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(profiled, name, caplog):
     schedule = formats.read(profiled / name)
     expected = formats.read(profiled / f"{name}.csv")
     assert schedule == expected
@@ -46,9 +41,7 @@ def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("pids", [(0, 1), (1, 0), (None, None), ("b", "a")])
-def test_one_merged_file_is_read_by_process(
-    profiled: Path, pids: tuple[Any, Any], as_list: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_merged_file_is_read_by_process(profiled, pids, as_list, caplog):
     events = []
     for rank, pid in enumerate(pids):
         for event in json.loads((profiled / "interleaved" / f"of-rank-{rank}.json").read_text())["traceEvents"]:
@@ -62,7 +55,7 @@ def test_one_merged_file_is_read_by_process(
     assert ("as ranks, ordered by their first stages" in caplog.messages[0]) == (pids != (0, 1))
 
 
-def test_an_export_of_nsight_systems_is_read_by_process(profiled: Path, tmp_path: Path) -> None:
+def test_an_export_of_nsight_systems_is_read_by_process(profiled, tmp_path):
     path = tmp_path / "report.sqlite"
     rows = [
         (int(1e3 * event["ts"]), int(1e3 * (event["ts"] + event["dur"])), event["name"], rank)
@@ -86,15 +79,13 @@ def test_an_export_of_nsight_systems_is_read_by_process(profiled: Path, tmp_path
         database.commit()
     read, expected = (formats.read_input(file) for file in (path, profiled / "interleaved"))
     assert read.order() == expected.order()
-    assert read.trace is not None
-    assert expected.trace is not None
     assert len(read.trace) == len(expected.trace)
     assert (read.trace.end - read.trace.start).sum() == pytest.approx(
         (expected.trace.end - expected.trace.start).sum(), rel=1e-3
     )
 
 
-def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled: Path) -> None:
+def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled):
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no rank runs stage 1: give the traces of all ranks"):
         formats.read(profiled / "interleaved" / "of-rank-0.json")
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no event is named PP:<action>"):
@@ -103,23 +94,23 @@ def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled: Path)
         formats.read(profiled / "unlabelled")
 
 
-def label(text: str, begin: float, **entries: Any) -> dict[str, Any]:
+def label(text: str, begin: float, **entries):
     return {"ph": "X", "cat": "user_annotation", "name": f"PP:{text}", "pid": 0, "ts": begin, "dur": 1.0, **entries}
 
 
-def events(*rows: str) -> list[dict[str, Any]]:
+def events(*rows: str):
     """A process per row, its actions one after another."""
     return [label(text, n, pid=pid) for pid, row in enumerate(rows) for n, text in enumerate(row.split())]
 
 
-def read(labels: list[dict[str, Any]]) -> Schedule:
+def read(labels) -> Schedule:
     return chrome_trace.loads(json.dumps({"traceEvents": labels}).encode(), "t.json")
 
 
 ROWS = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
 
 
-def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored() -> None:
+def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored():
     labels = events(*ROWS)
     on_device = [label(event["name"][3:], 100 - event["ts"], cat="gpu_user_annotation") for event in labels]
     other = [{"ph": "M", "name": "process_name", "pid": "x"}, {"ph": "X", "name": None}, {"name": ["PP:"]}]
@@ -127,7 +118,7 @@ def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored() -> None:
     assert schedule.text() == {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
 
 
-def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog):
     first = "0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD"
     second = "0UNSHARD 0F1 0RESHARD 0UNSHARD 0F0 0B1 0B0 0RESHARD"
     schedule = read(events(f"{first} {second} 0UNSHARD 0F0"))
@@ -148,7 +139,7 @@ def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog: p
         (events("0F0 0SEND_F0", "999999999F0"), "no rank runs stage 1"),
     ],
 )
-def test_labels_that_give_no_schedule_are_refused_by_event(labels: list[dict[str, Any]], message: str) -> None:
+def test_labels_that_give_no_schedule_are_refused_by_event(labels, message):
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         read(labels)
 
@@ -160,7 +151,7 @@ def test_labels_that_give_no_schedule_are_refused_by_event(labels: list[dict[str
         (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
     ],
 )
-def test_files_without_their_rank_are_refused(tmp_path: Path, heads: Any, message: str) -> None:
+def test_files_without_their_rank_are_refused(tmp_path, heads, message):
     for name, head, row in zip("ab", heads, ROWS, strict=True):
         content = {"distributedInfo": head, "traceEvents": events(row)}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -184,7 +175,7 @@ def stages(rank: int, placement: dict[int, tuple[int, ...]], count: int) -> list
     ]
 
 
-def run_profiled(directory: Path) -> None:
+def run_profiled(directory: Path):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started = [warm_context().Process(target=_rank, args=(rank, store.port, directory)) for rank in range(RANKS)]
     for process in started:
@@ -194,7 +185,7 @@ def run_profiled(directory: Path) -> None:
     assert [process.exitcode for process in started] == [0] * RANKS
 
 
-def _rank(rank: int, port: int, directory: Path) -> None:
+def _rank(rank: int, port: int, directory: Path):
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     schedules = {
@@ -213,5 +204,5 @@ def _rank(rank: int, port: int, directory: Path) -> None:
         (directory / name).mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(directory / name / f"of-rank-{rank}.json"))
         if name != "unlabelled" and rank == 0:
-            schedule._dump_csv(str(directory / f"{name}.csv"), format="compute_comms")  # type: ignore[union-attr]
+            schedule._dump_csv(str(directory / f"{name}.csv"), format="compute_comms")
     dist.destroy_process_group()

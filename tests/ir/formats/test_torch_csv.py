@@ -1,12 +1,8 @@
 """The torch CSV: it reads back, and what is not an action or cannot be held is refused by place and name."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -30,7 +26,7 @@ def read(*rows: str) -> Schedule:
 
 
 @pytest.mark.parametrize("text", [SPLIT, V_SHAPED, OVERLAPPED, "0F0,0B0\r\n"])
-def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text: str) -> None:
+def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text):
     schedule = torch_csv.loads(text)
     assert check(schedule) == []
     assert torch_csv.dumps(schedule) == text
@@ -38,7 +34,7 @@ def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text: str) 
         assert torch_csv.loads(torch_csv.dumps(fuller)) == fuller
 
 
-def test_the_golden_v_shaped_file_is_read_and_written_byte_for_byte(tmp_path: Path) -> None:
+def test_the_golden_v_shaped_file_is_read_and_written_byte_for_byte(tmp_path):
     golden = CASES / "v_shaped_lowered.csv"
     schedule = formats.read(golden)
     assert schedule == lower(torch_csv.loads(V_SHAPED))
@@ -51,7 +47,7 @@ def test_the_golden_v_shaped_file_is_read_and_written_byte_for_byte(tmp_path: Pa
 # What the rows imply
 
 
-def test_shape_placement_and_peers_follow_from_the_rows() -> None:
+def test_shape_placement_and_peers_follow_from_the_rows():
     schedule = torch_csv.loads(V_SHAPED)
     assert (schedule.shape, schedule.placement) == (Shape(1, 2, 2, 2), ((0, 3), (1, 2)))
     arbitrary = torch_csv.loads(ARBITRARY)
@@ -65,7 +61,7 @@ def test_shape_placement_and_peers_follow_from_the_rows() -> None:
     assert check(three) == []
 
 
-def test_reduces_imply_the_steps_that_torch_leaves_to_its_caller() -> None:
+def test_reduces_imply_the_steps_that_torch_leaves_to_its_caller():
     schedule = read("0F0,0B0,0REDUCE_GRAD,1F0,1B0,1REDUCE_GRAD")
     assert [str(action) for action in schedule.program(Worker(0, 0)) if isinstance(action, StageWide)] == [
         "0REDUCE_GRAD", "1REDUCE_GRAD", "1STEP", "0STEP"]  # fmt: skip
@@ -83,7 +79,7 @@ def test_reduces_imply_the_steps_that_torch_leaves_to_its_caller() -> None:
         ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: is empty, .* this file has 0SEND_F0 in row 1"),
     ],
 )
-def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint: str) -> None:
+def test_a_file_that_implies_no_schedule_is_refused(text, complaint):
     with pytest.raises(ScheduleError, match=rf"plan\.csv: {complaint}"):
         torch_csv.loads(text, "plan.csv")
 
@@ -100,7 +96,7 @@ def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint
         ("0F\N{ARABIC-INDIC DIGIT ONE}", "is not an action"),
     ],
 )
-def test_a_cell_that_is_not_an_action_is_refused_at_its_place(cell: str, complaint: str) -> None:
+def test_a_cell_that_is_not_an_action_is_refused_at_its_place(cell, complaint):
     with pytest.raises(ScheduleError, match=complaint) as error:
         read("0F0,0B0", f"1F0, {cell},1B0")
     assert str(error.value).startswith("plan.csv: row 2 (rank 1), cell 2: '")
@@ -108,7 +104,7 @@ def test_a_cell_that_is_not_an_action_is_refused_at_its_place(cell: str, complai
     assert "\n" not in str(error.value)
 
 
-def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog):
     caplog.set_level(logging.WARNING)
     schedule = read("0F0,00F01,0B0,0B1", "01F0,1F1,1B0,1B1", "", "")
     assert torch_csv.dumps(schedule) == "0F0,0F1,0B0,0B1\r\n1F0,1F1,1B0,1B1\r\n"
@@ -123,7 +119,7 @@ def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog: pyte
 # What a file cannot hold
 
 
-def native(programs: dict[str, str], shape: Shape, **arguments: Any) -> Schedule:
+def native(programs: dict[str, str], shape: Shape, **arguments) -> Schedule:
     return Schedule.from_text(shape, programs, **arguments)
 
 
@@ -150,9 +146,7 @@ TWO_RANKS = {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}
         (lower(replace(one_f_one_b(Shape(1, 2, 2)), buckets=2)), "W_PART"),
     ],
 )  # fmt: skip
-def test_a_schedule_that_a_file_cannot_hold_is_refused_and_nothing_is_written(
-    schedule: Schedule, complaint: str, tmp_path: Path
-) -> None:
+def test_a_schedule_that_a_file_cannot_hold_is_refused_and_nothing_is_written(schedule, complaint, tmp_path):
     with pytest.raises(ScheduleError, match=complaint):
         formats.write(schedule, tmp_path / "plan.csv")
     assert not list(tmp_path.iterdir())
@@ -167,9 +161,7 @@ def test_a_schedule_that_a_file_cannot_hold_is_refused_and_nothing_is_written(
     ],
 )
 @pytest.mark.parametrize("file", [torch_csv, megatron_table])
-def test_options_that_are_not_part_of_the_order_are_left_out_with_a_warning(
-    file: ModuleType, options: dict[str, Any], warning: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_options_that_are_not_part_of_the_order_are_left_out_with_a_warning(file, options, warning, caplog):
     schedule = replace(one_f_one_b(Shape(1, 2, 4)), **{"metadata": {}, **options})
     written = file.dumps(schedule)
     assert [message.endswith(f"leaves out: {warning}") for message in caplog.messages] == [True]
@@ -197,5 +189,5 @@ VALID = {
         ("0F0,0F1,0B0,0BW1", "0F0.0 0F0.1 0B0.0 0B0.1"),
     ],
 )
-def test_bw_is_the_whole_backward_and_b_its_half_where_there_is_a_w(row: str, expected: str) -> None:
+def test_bw_is_the_whole_backward_and_b_its_half_where_there_is_a_w(row, expected):
     assert torch_csv.loads(row).text() == {"0.0": expected}

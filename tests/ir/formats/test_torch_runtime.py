@@ -8,8 +8,6 @@ A file with communication is run with torch's default `scale_grads=True`, where 
 number of micro-batches, so a reduce left out or doubled shows; a compute-only file with `scale_grads=False`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -72,7 +70,7 @@ def wrong_cases() -> dict[str, Case]:
     return {"swapped": case(swapped, True), "without a reduce": without}
 
 
-def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_path: Path) -> None:
+def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_path):
     processes = [warm_context().Process(target=_run, args=(rank, tmp_path), daemon=True) for rank in range(PROCESSES)]
     for process in processes:
         process.start()
@@ -88,7 +86,7 @@ def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_pa
     assert wrong == {"1": 4.0}  # five times the gradient is off by four times
 
 
-def _run(rank: int, folder: Path) -> None:
+def _run(rank: int, folder: Path):
     """Run all cases on this rank; write case -> relative error of each gradient (`stage.parameter`) and loss."""
     faulthandler.dump_traceback_later(ABANDONED_SECONDS, exit=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -132,7 +130,7 @@ def _compare(rank: int, file: str, case: Case) -> dict[str, float]:
         own_stages, case.micro_batches, loss_fn=_loss, scale_grads=case.communicates
     )  # fmt: skip
     runtime._load_csv(file, format="compute_comms" if case.communicates else "compute_only")
-    losses: list[torch.Tensor] = []
+    losses = []
     has_first, has_last = 0 in case.stages[rank], count - 1 in case.stages[rank]
     runtime.step(
         *((inputs,) if has_first else ()),
