@@ -145,7 +145,7 @@ _POLICY = {
 }
 
 
-def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] = ()) -> None:
+def protect(app: Dash, allowed: Collection[str], scripts: Collection[str]) -> None:
     """Restrict requests, and what browsers may load.
 
     Requests under other host names, and posts from other pages, get 403. Unknown Dash scripts get 404, unknown

@@ -177,17 +177,13 @@ def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
     if usual := one_f_one_b_period(timeline):
         ratio = timeline.period / usual
         result.append(Figure("1F1B", f"\N{MULTIPLICATION SIGN} {short(ratio)}", RATIO, ratio))
-    result.append(share("bubbles", steady_bubbles(timeline), BUBBLES))
+    busy = [seconds for seconds in timeline.busy if seconds is not None]
+    idle = max(0.0, 1 - sum(busy) / (timeline.period * len(busy))) if busy and timeline.period else 0.0
+    result.append(share("bubbles", idle, BUBBLES))
     if peaks := [held for held in memory_of_workers(context) if held is not None]:
         peak = max(peaks, key=lambda held: held.amount / (held.limit or 1.0))
         result.append(Figure("peak memory", str(peak), PEAK, peak.amount))
     return [*result, time("makespan", timeline.makespan, MAKESPAN), share("bubbles from idle", from_idle, FROM_IDLE)]
-
-
-def steady_bubbles(timeline: Timeline) -> float:
-    """Return the share of the live workers' time in steady state in which they do not compute."""
-    busy = [seconds for seconds in timeline.busy if seconds is not None]
-    return max(0.0, 1 - sum(busy) / (timeline.period * len(busy))) if busy and timeline.period else 0.0
 
 
 class HeldMemory(NamedTuple):

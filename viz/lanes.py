@@ -19,7 +19,6 @@ from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, away_from, executed_schedule
-from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 
@@ -251,11 +250,6 @@ class LaneTable:
         table = cls._from_schedule(schedule, start, end, profile, process_of, (), None)
         is_dead = [process_of.get(worker, worker) in failed for worker in table.workers]
         return replace(table, failed=table.failed | is_dead, origin=origin, unit="s")
-
-
-def unit_of(job: Job | None) -> Literal["s", ""]:
-    """Return the unit of a job's plans."""
-    return "s" if job is not None and job.seconds_per_unit == 1 else ""
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:

@@ -22,9 +22,9 @@ def short(value: float, digits: int = DIGITS) -> str:
     return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) and abs(value) < 1e15 else text
 
 
-def signed(value: float, digits: int = DIGITS) -> str:
+def signed(value: float) -> str:
     """Format a difference with its sign: "+1.5", "0"."""
-    return "0" if abs(value) < 1e-9 else f"{'+' if value > 0 else ''}{short(value, digits)}"
+    return "0" if abs(value) < 1e-9 else f"{'+' if value > 0 else ''}{short(value)}"
 
 
 def percent(share: float) -> str:

@@ -28,7 +28,7 @@ from recycle.runs.logs import plan_file
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
 from viz.lane_cache import Limits, TimedLanes, TimelineContext
-from viz.lanes import LaneTable, Panel, unit_of
+from viz.lanes import LaneTable, Panel
 from viz.numbers import is_number
 
 T = TypeVar("T")
@@ -231,9 +231,10 @@ class Run:
 
     def executed_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the executed lanes of `step` in a generation (None: its last); None if nothing was traced."""
-        window = self._trace_window(step, generation)
-        if window is None:
+        attempt = self._attempt(step, generation)
+        if self.trace is None or attempt not in self.trace.generations_of(step):
             return None
+        window = self.trace.window(step, step, attempt)
         timeline = executed_timeline(window, self.profile)
         context = TimelineContext(timeline, self._limits, executed=True)
         return TimedLanes(self._lanes_of(window, step, timeline), context)
@@ -250,17 +251,11 @@ class Run:
         losses = {line["step"]: line.get("eval_loss") for line in self.metrics}
         return {step: float(loss) for step, loss in losses.items() if is_number(loss) and np.isfinite(loss)}
 
-    def _trace_window(self, step: int, generation: int | None) -> Trace | None:
-        attempt = self._attempt(step, generation)
-        is_traced = self.trace and attempt in self.trace.generations_of(step)
-        return self.trace.window(step, step, attempt) if self.trace and is_traced else None
-
     def panels(self) -> list[Panel]:
-        views = {"planned": self.planned_lanes, "executed": self.executed_lanes}
         lanes = [
             (f"{title.capitalize()}, step {step}: {phase}", view(step))
             for title, step in self.notable_steps.items()
-            for phase, view in views.items()
+            for phase, view in (("planned", self.planned_lanes), ("executed", self.executed_lanes))
         ]
         return [Panel(title, shown.table) for title, shown in lanes if shown is not None and len(shown.table)]
 
@@ -296,8 +291,8 @@ class Run:
         if context is None:
             return TimedLanes(LaneTable.until_deadlock(lowered_graph(plan), self.profile))
         unit = self.job.seconds_per_unit if self.job else None
-        table = LaneTable.from_timeline(context.timeline, unit_of(self.job), process_of=process_of)
-        return TimedLanes(table, context, seconds_per_unit=unit)
+        lanes = LaneTable.from_timeline(context.timeline, "s" if unit == 1 else "", process_of=process_of)
+        return TimedLanes(lanes, context, seconds_per_unit=unit)
 
     @cached_property
     def _limits(self) -> Limits:

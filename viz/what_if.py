@@ -23,7 +23,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, failure_vector, rename, require_hosts
 from viz.condition import Condition
 from viz.lane_cache import BoundedCache, TimedLanes, TimelineContext
-from viz.lanes import LaneTable, unit_of
+from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError if none exists."""
@@ -93,7 +93,8 @@ class WhatIf:
         self._slowed: tuple[Condition, WhatIf] | None = None
         self.condition = Condition()
         self.profile = job.prices if job else Profile.uniform()
-        self.limits = job.limits if job else None
+        self.limits = job and job.limits
+        self.unit: Literal["s", ""] = "s" if job and job.seconds_per_unit == 1 else ""
         self.shape = job.shape if job else self._shape_of_library()
         self._outcomes: BoundedCache[tuple[frozenset[Worker], bool], PlannedOutcome] = BoundedCache(
             MAX_ROWS, lambda outcome: max(MIN_ROWS, len(outcome.timeline.start)), min_items=2
@@ -165,7 +166,7 @@ class WhatIf:
         shape, job = plan.schedule.shape, self.job
         profile = profile_of_layout(job, self.profile, shape) if job else self.profile
         timeline = simulate(plan.schedule, profile)
-        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition, unit_of(job))
+        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition, self.unit)
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
         vector = failure_vector(self.shape, failed)

@@ -188,11 +188,11 @@ def test_a_longer_search_replaces_a_plan_with_a_longer_period() -> None:
     is_better, message = page.search("1.1")
     best = what_if.outcome([Worker(1, 1)]).plan
     assert best.period == best.lower_bound < quick
-    assert f"reduced the period from {quick:g} to {best.period:g}." in message
+    assert message.endswith(f"changed the period by {100 * best.period / quick - 100:.3g} %.")
     assert is_better
     is_better, message = page.search("1.1")
     assert not is_better
-    assert message == f"A longer search found no plan with a shorter period than {best.period:g}."
+    assert message == "A longer search found no plan with a shorter period."
 
 
 def test_a_job_is_exported_with_its_plan_and_library(library: Path, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from recycle.job.shape import Worker
 from recycle.plans import dead_roles
 from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.lanes import unit_of
-from viz.numbers import PLACE_DIGITS, percent, short, signed_percent, unit_for
+from viz.numbers import percent, short, signed_percent, unit_for
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view
@@ -80,8 +79,8 @@ class PlansPage(Page):
         if not entries:
             return parts.card("Library", parts.empty_state("No plan library was given.", MAKE_LIBRARY))
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
-        unit = unit_for(max(entry.period for entry in entries), unit_of(self.what_if.job))
-        head = ("dead", f"period{unit.suffix}", "bound", "gap", "throughput", "")
+        unit = unit_for(max(entry.period for entry in entries), self.what_if.unit)
+        head = ("dead", f"period{unit.suffix}", "gap", "throughput", "")
         rows = []
         for entry in entries[:MAX_ENTRIES]:
             identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
@@ -91,7 +90,6 @@ class PlansPage(Page):
                 [
                     failed_text,
                     entry.period * unit.scale,
-                    entry.lower_bound * unit.scale,
                     percent(entry.gap) if entry.gap > 1e-9 else "optimal",
                     percent(fault_free_period / entry.period) if fault_free_period and entry.period else None,
                     parts.button("Show", identifier, f"Show the plan for {failed_text} dead"),
@@ -119,7 +117,6 @@ class PlansPage(Page):
             usual = self.cache.context_under(whole.context, scenario).timeline.period
             against = (signed_percent(each.timeline.period / usual - 1) for _, each in columns)
             rows.insert(1, ["against all workers", *against])
-        rows.append(["found in", *(f"{short(outcome.seconds)} s" for outcome in outcomes.values())])
         origin = "Read from the library" if current.source == "library" else "Planned"
         idle = f" Idle: {', '.join(map(str, current.idle[:12]))}." if current.idle else ""
         caption = f"{origin} in {short(current.seconds)} s.{idle}"
@@ -174,11 +171,10 @@ class PlansPage(Page):
             before, after = what_if.search(condition.failed)
         except RecycleError as error:
             return False, str(error)
-        was = short(before.plan.period, PLACE_DIGITS)
         if after is before:
-            return False, f"A longer search found no plan with a shorter period than {was}."
-        periods = f"from {was} to {short(after.plan.period, PLACE_DIGITS)}"
-        return True, f"A search of {short(after.seconds)} s reduced the period {periods}."
+            return False, "A longer search found no plan with a shorter period."
+        change = signed_percent(after.plan.period / before.plan.period - 1)
+        return True, f"A search of {short(after.seconds)} s changed the period by {change}."
 
     def static_content(self) -> list[Any]:
         content = [html.H2(self.title, className="source"), self.library()]

@@ -88,7 +88,7 @@ class ReportPage(PageOfRun):
             )
         return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)
 
-    def parts_of(self, report: RunReport, window: Sequence[float] | None = None) -> html.Section:
+    def parts_of(self, report: RunReport, window: Sequence[float] | None) -> html.Section:
         begin, end = window or (0.0, math.inf)
         within = clipped(report, begin, end)
         title = "Where the time went"

@@ -236,5 +236,4 @@ def _details(event: dict[str, Any]) -> str:
         details["roles"] = ", ".join(f"{process} has role {role}" for process, role in swapped.items()) or "as started"
     if isinstance(details.get("live"), list):
         details["live"] = f"{len(details['live'])} workers"
-    texts = {key: short(value) if isinstance(value, float) else value for key, value in details.items()}
-    return "; ".join(f"{key} {text}" for key, text in texts.items())
+    return "; ".join(f"{key} {short(value) if isinstance(value, float) else value}" for key, value in details.items())

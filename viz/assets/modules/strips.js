@@ -41,8 +41,7 @@ function line(context, x0, x1, y, colour, wide, [dash, gap] = [x1 - x0, 0]) {
 }
 
 const shown = (value) => String(+value.toPrecision(4));
-const bytes = (value, unit, word) => `${+(value / unit).toPrecision(3)} ${word}`;
-const amount = (value, inBytes) => (!inBytes ? shown(value) : value >= 1e9 ? bytes(value, 1e9, "GB") : bytes(value, 1e6, "MB"));
+const amount = (value, inBytes) => (inBytes ? `${+(value / (value < 1e9 ? 1e6 : 1e9)).toPrecision(3)} ${value < 1e9 ? "MB" : "GB"}` : shown(value));
 
 /* {limits, from, after, inBytes} of a table: limits, and memory from the start and end of each operation. */
 async function fetchHeld(table) {
@@ -134,8 +133,7 @@ export function drawDeltas(view, picture) {
       if (table.start[i] >= t0 && table.start[i] <= t1 && table.isWork[table.kind[i]] && !Number.isNaN(deltas[i])) inView.push(i);
     }
     const [scale, unit] = table.unit, show = (value) => shown(value * scale);
-    const words = `Later starts in ${name}: ${show(low)} to ${show(high)} ${unit}`.trim();
-    const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show };
+    const axis = { words: `Later starts in ${name}: ${show(low)} to ${show(high)} ${unit}`.trim(), low: low - room, high: high + room, values: [low, 0, high], show };
     strip(view, picture, place, at, axis, (context, x, y) => {
       line(context, left, left + width, y(0), theme.muted, ratio);
       if (inView.length <= MAX_POINTS) {
