@@ -51,7 +51,7 @@ def end_by_signal(command: Command, line: str, number: int, when: Callable[[], b
     signaled_at = [0.0]
 
     def send_signal():
-        until(when)
+        until(when, 200.0)
         signaled_at[0] = time.monotonic()
         os.kill(os.getpid(), number)
 
