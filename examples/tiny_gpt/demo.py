@@ -52,7 +52,7 @@ def main() -> None:
                     steps=arguments.steps,
                     faults=[parse_fault(text) for text in strikes],
                     planner=plan_for_training,
-                    observer=ProgressLines(arguments.steps, job.shape),
+                    observer=ProgressLines(arguments.steps, job),
                     server=server,
                 )
             )
