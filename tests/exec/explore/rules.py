@@ -223,12 +223,12 @@ class Rules:
 
     def decided(self, action: Action) -> None:
         """The leader decides something."""
+        if isinstance(action, Send) and isinstance(action.order, Kill | Start):
+            self.disturb()
         match action:
             case Refused(worker=worker):
                 if (number := self._asked.pop(worker, None)) is not None:
                     self._until.pop((worker, number), None)
-            case Send(order=Kill()):
-                self.disturb()
             case Tell(message=Leave(worker=worker, incarnation=number)):
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
