@@ -396,8 +396,8 @@ class _Pretraining:
 
     def _is_last(self, step: int) -> bool:
         minutes, interval = (time.monotonic() - self._began) / 60, self._exit_interval
-        is_over = self._exit_minutes is not None and minutes > self._exit_minutes
-        return is_over or bool(interval and (step + 1) % interval == 0)
+        is_over = self._exit_minutes and minutes > self._exit_minutes
+        return bool(is_over or (interval and (step + 1) % interval == 0))
 
     def training_log(self, *arguments: Any, is_first_iteration: bool = False, **named: Any) -> Any:
         """Megatron logs its first iteration with collectives, which peers of a returning process do not make."""

@@ -131,7 +131,7 @@ def _cut_store(cluster: Cluster, fault: Fault) -> None:
 
 
 def _break_links(cluster: Cluster, fault: Fault) -> None:
-    """The node gets nothing of its agent's connections, which break after a while. Nobody dies of it."""
+    """Messages to the agent of a node are lost, then its connections break. No process ends."""
     node = cluster.node_of(fault)
     for process in [process for process in cluster.on_node(node) if process is cluster.agents.get(node)]:
         for end in [end for end in process.sockets if end.peer is not None and end.peer.process.host != node]:
@@ -191,4 +191,4 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "lose leases": _lose_leases,
 }
 HARMLESS = ("break", "lose leases")
-"""Faults of which nobody dies."""
+"""Faults that end no process."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 CALM_FAULTS = {"leave worker", "drain worker"}
 """Faults that cost no iteration."""
 LOST_SECONDS = 2.0
-"""For which a leader keeps its role without an answer of etcd, and in which it kills who is late."""
+"""Seconds for which a leader keeps its role without an answer of etcd, and within which it kills late processes."""
 LONGEST = 300.0
 """Virtual seconds after the last fault in which a run has to end."""
 CHECK_SECONDS, QUIET_SECONDS = 1.0, 4.0

@@ -332,7 +332,7 @@ def test_a_chosen_range_of_a_live_run_stays(
     page.wait_for_function(f"() => document.querySelector('{plot}')?.layout?.xaxis")
 
     def choose(range_: dict[str, Any], text: str) -> None:
-        # Again after a while: a plot that is just drawn tells nobody yet, and Dash drops outdated answers.
+        # Repeated: a plot sends no events right after it is drawn, and Dash drops outdated answers.
         page.evaluate("() => { window.moved = -Infinity; }")
         move = f"window.moved = performance.now(), Plotly.relayout(document.querySelector('{plot}'), range)"
         script = f"([range, text]) => {title} === text || (performance.now() > window.moved + 1500 && ({move}, false))"
