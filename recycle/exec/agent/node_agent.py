@@ -176,6 +176,7 @@ class NodeAgent:
         self._to_start: dict[Worker, Start] = {}
         self._to_kill: dict[Worker, int] = {}
         self._asked_to_leave: dict[Worker, int] = {}
+        self._beats: dict[str, Heartbeat] = {}
         self._beats_due = 0.0
         self.is_holding = False
         self._forget_batch()
@@ -184,7 +185,6 @@ class NodeAgent:
     def _forget_batch(self) -> None:
         self._messages: list[FromWorker] = []
         self._held_since = 0.0
-        self._beats: dict[str, Heartbeat] = {}
         self._ended: list[Ended] = []
         self._fresh_keys: dict[str, bytes] = {}
 
@@ -251,6 +251,7 @@ class NodeAgent:
 
     def hello(self) -> Hello:
         self._forget_batch()
+        self._beats_due = 0.0  # the leader may have heard none for as long as there was no connection
         self._fresh_keys = dict(self._standing.keys)
         return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())
 
@@ -266,13 +267,12 @@ class NodeAgent:
         self.is_holding = hold and not is_urgent and self._may_hold(now)
         if self.is_holding or not (self._messages or is_urgent):
             return None
+        beats = dict[str, Heartbeat]()
         if is_due:
             self._beats_due = now + self._pause
-        beats = self._beats if is_due else {}
+            beats, self._beats = self._beats, beats
         batch = Batch(self._messages, beats, self._ended, self._fresh_keys)
-        kept = {} if is_due else self._beats
         self._forget_batch()
-        self._beats = kept
         return batch
 
     def _may_hold(self, now: float) -> bool:

@@ -212,6 +212,8 @@ class Forming(Membership):
             return
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
+        if len(often) > 1 and self._attempts < ATTEMPTS - 2:  # the one at fault will fail first another time
+            often = []
         fenced = select_fenced(often, self.holders, hosts=self.holdings.fewest_hosts(often, self.holders))
         reason = f"could not form generation {self.record.generation}: {failed[fenced or min(self._blamed)]}"
         if fenced:

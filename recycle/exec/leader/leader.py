@@ -345,9 +345,10 @@ class Leader(Generations):
             return
         checkpoint = restore.answer.checkpoint
         if checkpoint is None:
-            every = job.train.checkpoint_every
+            every, step = job.train.checkpoint_every, self.record.verified_step
+            agreed = "" if step is None else f" up to step {step}, after which the states were not compared"
             raise RunError(
-                f"{restore.lost}, and the run has no complete checkpoint;"
+                f"{restore.lost}, and the run has no complete checkpoint{agreed};"
                 f" [train] checkpoint_every = {every} sets their interval{'' if every else ' (0: never)'}"
             )
         if assigned is None:

@@ -185,6 +185,7 @@ def job_of(scenario: Scenario) -> PricedJob:
         train={
             "checkpoint_every": scenario.checkpoint_every,
             "checkpoint_deadline": 30.0,
+            "checkpoint_keep": 1,
             "steps": scenario.steps,
             "trace": "all" if scenario.trace else "off",
             "sharded_optimizer": scenario.sharded,

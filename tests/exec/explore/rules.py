@@ -430,12 +430,11 @@ class Rules:
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         kinds = {fault.kind for fault in self._cluster.scenario.faults}
-        if self._kept and isinstance(exit, RecycleError) and not self._is_wrong and kinds <= HARMLESS:
-            self._fail("restore", f"agent {node}, with checkpoints {sorted(self._kept)}: {exit}")
-        if "has no complete checkpoint" in str(exit):
-            verified = self.record and self.record.verified_step
-            if any(verified is None or step <= verified for step in self._kept):
-                self._fail("restore", f"agent {node}, with checkpoints {sorted(self._kept)}: {exit}")
+        verified = self._thinks and self._thinks.record.verified_step
+        restorable = sorted(step for step in self._kept if verified is None or step <= verified)
+        is_lost = isinstance(exit, RecycleError) and not self._is_wrong and kinds <= set(HARMLESS)
+        if restorable and (is_lost or "has no complete checkpoint" in str(exit)):
+            self._fail("restore", f"agent {node}, with checkpoints {restorable}: {exit}")
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared

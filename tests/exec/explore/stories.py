@@ -84,6 +84,9 @@ WORLDS = {
     ),
     "stage lost": _LOST,
     "tensor-parallel stage lost": replace(_LOST, tensor_parallel=2),
+    "stage lost before its state is compared": replace(
+        _LOST, planned=("kill:0.0@4", "kill:1.0@4"), digests=2, staggered=False, steps=6
+    ),
     "slow operation": replace(
         _THREE, planned=("slow=65:2.0@0",), faults=(Fault(11.0, "kill worker", 1),), restarts=0, steps=2
     ),

@@ -113,6 +113,7 @@ def at(moment: str, number: int, kind: str, target: int = 0, seconds: float = 0.
     return Fault(0.0, kind, target, seconds, moment, number)
 
 
+_KILL_AND_SLOW = "kill:1.0@1", "slow=27:0.0@2"
 AIMED = [
     aimed("rejoin", at("Stop", 1, "break", 2)),
     aimed("rejoin", at("Propose", 3, "lose leases")),
@@ -128,7 +129,11 @@ AIMED = [
     aimed("stage lost", at("Start", 4, "break", 1)),
     aimed("restart", at("rejoined", 1, "lose leases")),
     aimed("restart", at("Permit run", 3, "kill agent", 2), at("Permit run", 3, "lose leases")),
+    aimed("restart", Fault(4.9, "stop worker", 1, 16.9), at("Kill", 1, "break", 1, 2.5), planned=_KILL_AND_SLOW),
     aimed("late to leave", at("Kill", 1, "break", 1)),
+    aimed("late to leave", at("Kill", 1, "break", 1), at("Acknowledged", 4, "lose leases")),
+    aimed("wrong state and joiner", at("Kill", 1, "break", 2, 1.5), at("proposed", 3, "lose leases")),
+    aimed("no device", at("Kill", 1, "break", 2), at("detected", 1, "lose leases")),
     aimed("leave", at("Leaving", 1, "kill worker", 1)),
     aimed("leave", at("drained", 1, "lose leases")),
     aimed("leave", at("running", 5, "lose leases")),
