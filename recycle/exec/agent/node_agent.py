@@ -121,7 +121,9 @@ class UnansweredMessages:
 
     def drop_answered(self, message: LeaderMessage) -> None:
         if isinstance(message, Propose):
-            self._forget(lambda said: 0 < said.generation < message.record.generation)
+            record = message.record
+            self._forget(lambda said: 0 < said.generation < record.generation)
+            self._forget(lambda said: isinstance(said.message, SavedPart) and said.message.step > record.committed)
         elif isinstance(message, Committed):
             step = message.commit.step
             self._forget(lambda said: isinstance(said.message, StepReport) and said.message.step < step)

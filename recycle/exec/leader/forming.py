@@ -7,6 +7,7 @@ cannot reach each other. After any other failure, or if all wait too long, the s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ ATTEMPTS = 5
 """Failed attempts to form or run with the same live workers before the run is given up."""
 FAILURES = 2
 """Failed attempts of a worker to form its groups before the worker is fenced."""
+OF_PEER = re.compile("connection|peer|remote", re.IGNORECASE)
+"""In the errors of gloo, NCCL and sockets about a process that has failed elsewhere."""
 GRACE_SECONDS = 1.0
 """Seconds to wait for a death that explains a failure, before the same workers form again."""
 PLAN_SECONDS = 3600.0
@@ -205,15 +208,14 @@ class Forming(Membership):
             self._fence_late(late, f"groups of generation {generation} did not form")
 
     def _blame(self, failed: Mapping[Worker, str]) -> None:
-        """Only the workers that fail first are blamed: the other failures may be consequences, also of a death."""
+        """Blame failures of workers' own, else the first ones: others may be consequences, also of a death."""
         if self._failed_since is None:
             self._blamed = set(failed)
         if self._may_be_explained():
             return
+        self._blamed = {worker for worker, error in failed.items() if not OF_PEER.search(error)} or self._blamed
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
-        if len(often) > 1 and self._attempts < ATTEMPTS - 2:  # the one at fault will fail first another time
-            often = []
         fenced = select_fenced(often, self.holders, hosts=self.holdings.fewest_hosts(often, self.holders))
         reason = f"could not form generation {self.record.generation}: {failed[fenced or min(self._blamed)]}"
         if fenced:

@@ -193,6 +193,7 @@ class Rules:
     def leader(self, leader: Leader) -> None:
         self._thinks = leader
         self._asked = dict(self.cursor.gone) if self.cursor is not None else {}
+        self._until.clear()  # each leader counts from when it is asked
         self._given_up = {given for given in self._given_up if self.record and given[0] not in self.record.live}
 
     def took(self, message: Any) -> None:
@@ -209,11 +210,11 @@ class Rules:
                 self.disturb()
             case DepartureAsked(workers=workers):
                 for worker in workers:
-                    self._asked[str(worker)] = number = self.leader.processes[worker].incarnation
+                    name, number = str(worker), self.leader.processes[worker].incarnation
+                    if message.seconds is not None and self._asked.get(name) != number:
+                        self._until[name, number] = self._cluster.kernel.now + message.seconds + LOST_SECONDS
+                    self._asked[name] = number
                     self._struck[worker] = max(number, self._struck.get(worker, 0))
-                    if message.seconds is not None:
-                        until = self._cluster.kernel.now + message.seconds + LOST_SECONDS
-                        self._until.setdefault((str(worker), self._asked[str(worker)]), until)
 
     def _take_leaving(self, sent: FromWorker) -> None:
         if isinstance(sent.message, Leaving):
