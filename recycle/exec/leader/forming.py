@@ -117,15 +117,17 @@ class Forming(Membership):
 
     def propose(self) -> None:
         """Drain and admit workers, then propose the next generation once a plan exists."""
-        self.release_leavers()
         if not self.ends_early and not self.admit_rejoins():
             return
-        plan = self.plans.plan_for(self.failed)
+        self.prepare_departures()  # a leaving worker may have become a last host
+        failed = self.failed.union(self.prepared)
+        plan = self.plans.plan_for(failed)
         if plan is None:
             if self.waited > PLAN_SECONDS:
-                dead = " ".join(worker_names(self.failed)) or "any"
+                dead = " ".join(worker_names(failed)) or "any"
                 raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
             return
+        leaves = [self.release(worker) for worker in sorted(self.prepared)]
         if unit := self.lost_unit(self.holders):
             raise RunError(f"{unit} no live host among the present workers")
         live, holdings, commit = self.live, self.holdings, self.record.commit
@@ -146,6 +148,8 @@ class Forming(Membership):
             disputed=self._disputed,
             behind=holdings.background_copies(target, live),
         )
+        for leave in leaves:  # behind the record: a leader that was replaced releases no worker that counts
+            self.tell(leave)
         record = self.record
         changed = {"generation": record.generation, "plan": plan.digest, "live": record.live, "roles": roles}
         self.log("generation", step=self.next_step, **changed)

@@ -78,7 +78,8 @@ class Membership(RunState):
 
     Attributes:
         all_leave: signals asked every live worker to leave, so the run ends.
-        is_prepared: the plan without the leaving workers is ready.
+        prepared: workers that may leave.
+        is_prepared: the plan without them is ready.
     """
 
     def __init__(self, run: RunDescription, now: float) -> None:
@@ -88,7 +89,7 @@ class Membership(RunState):
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
         self._notices: dict[Worker, Notice] = {}
-        self._prepared: list[Worker] = []
+        self.prepared: list[Worker] = []
         self._leaving: dict[Worker, _Leaver] = {}
         self.all_leave = self.is_prepared = False
         self._rejoins: list[Rejoin] = []
@@ -251,13 +252,13 @@ class Membership(RunState):
         """Prepare the plan without leaving workers, release idle ones, and note completed departures."""
         self.check_leavers()
         live = self.live
-        self.all_leave, self.is_prepared, self._prepared = False, False, []
+        self.all_leave, self.is_prepared, self.prepared = False, False, []
         for worker, notice in list(self._notices.items()):
             process = self.processes[worker]
             if notice.incarnation != process.incarnation:
                 del self._notices[worker]
             elif worker not in live and process.is_running and not process.is_killed:
-                self._release(worker)  # it starts up, or waits to join
+                self.tell(self.release(worker))  # it starts up, or waits to join
             elif worker not in live:
                 self.gone[str(worker)] = self._notices.pop(worker).incarnation
         if not self._notices:
@@ -265,22 +266,22 @@ class Membership(RunState):
         noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
         self.all_leave = bool(live) and noticed >= live
         for worker in list(self._notices) if not self.all_leave else ():
-            stay = live.difference(self._prepared, [worker])
+            stay = live.difference(self.prepared, [worker])
             if not self.holdings.lost(stay - self.joined):
-                self._prepared.append(worker)
+                self.prepared.append(worker)
             elif not stay & self.joined and not self.holdings.is_restoring:
                 self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
                     " by SIGTERM to recycle train",
                 )
-        if self._prepared:
+        if self.prepared:
             try:
-                self.is_prepared = self.plans.plan_for(self.failed.union(self._prepared)) is not None
+                self.is_prepared = self.plans.plan_for(self.failed.union(self.prepared)) is not None
             except RunError as error:
-                for worker in self._prepared:
+                for worker in self.prepared:
                     self._refuse(worker, str(error))
-                self._prepared = []
+                self.prepared = []
 
     def _refuse(self, worker: Worker, reason: str) -> None:
         del self._notices[worker]
@@ -304,18 +305,14 @@ class Membership(RunState):
         """Return whether the worker's latest process left on request, so that the run starts no other."""
         return self.gone.get(str(worker)) == self.processes[worker].incarnation
 
-    def release_leavers(self) -> None:
-        self.prepare_departures()  # a leaving worker may have become a last host
-        for worker in sorted(self._prepared):
-            self._release(worker)
-            self.remove_live(worker)
-
-    def _release(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> Leave:
+        """Remove a worker that leaves; a live one may hear the message once a record without it is written."""
+        self.remove_live(worker)
         notice, name = self._notices.pop(worker), str(worker)
         self._leaving[worker] = _Leaver(self.next_step, notice.since, self.now + END_SECONDS)
         self.gone[name] = notice.incarnation
         self.released[name] += 1
-        self.tell(Leave(name, notice.incarnation))
+        return Leave(name, notice.incarnation)
 
     def remove_live(self, worker: Worker) -> None:
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join

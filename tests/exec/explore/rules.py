@@ -163,6 +163,9 @@ class Rules:
                 self._require_said("permit", record, what)
                 if what == "run" and generation not in self._ran:
                     self._fail("persist", f"{process.name} hears that {generation} runs, which is not written")
+            case Leave(worker=worker, incarnation=number, stage_lost="") if record is not None and cursor is not None:
+                if worker in record.live and cursor.gone.get(worker) != number:
+                    self._fail("persist", f"{process.name} may leave, which is not written")
             case Strike(fault=fault) if cursor is not None and fault not in cursor.struck:
                 self._fail("persist", f"{process.name} is struck by {fault}, which is not written")
             case EvaluationResult(generation=generation, evaluated=evaluated) if cursor is not None:

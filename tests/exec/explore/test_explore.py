@@ -142,6 +142,7 @@ AIMED = [
     ),
     aimed("leave", at("Leaving", 1, "kill worker", 1)),
     aimed("leave", at("drained", 1, "lose leases")),
+    aimed("leave", at("Leave", 1, "lose leases"), seed=5),
     aimed("leave", at("running", 5, "lose leases")),
 ]
 
