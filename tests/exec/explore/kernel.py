@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -222,7 +223,8 @@ class Kernel:
             if thread.greenlet is not None:
                 thread.greenlet.switch(is_woken)
             else:
-                thread.greenlet = _IDLE.pop() if _IDLE else greenlet(_run_threads, self.hub)
+                idle = _IDLE[self.hub]
+                thread.greenlet = idle.pop() if idle else greenlet(_run_threads, self.hub)
                 thread.greenlet.switch(thread)
             self.running = None
 
@@ -368,8 +370,8 @@ class Thread:
             self.process.kernel.park(self._joining, timeout)
 
 
-_IDLE: list[greenlet] = []
-"""Those whose threads have ended; the next threads run in them, because the stack of a new one costs more."""
+_IDLE = defaultdict[greenlet, list[greenlet]](list)
+"""Hub -> those whose threads have ended. The next threads run in them, because the stack of a new one costs more."""
 
 
 def _run_threads(thread: Thread) -> None:
@@ -377,5 +379,5 @@ def _run_threads(thread: Thread) -> None:
     while True:
         thread.run()
         del thread
-        _IDLE.append(getcurrent())
+        _IDLE[hub].append(getcurrent())
         thread = hub.switch()
