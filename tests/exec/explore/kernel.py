@@ -182,6 +182,7 @@ class Kernel:
                 if thread.greenlet is not None:
                     thread.greenlet.throw(GreenletExit)
         self.running = None
+        self._events.clear()
 
     def park(
         self,
