@@ -22,7 +22,7 @@ class AgentServer:
         self.runtime, self._hub, self._key = runtime, hub, key
         self._peers: dict[Link, tuple[int, Peer]] = {}
         self._sessions: dict[str, Link] = {}
-        self._links: set[Link] = set()
+        self._links: dict[Link, None] = {}
         self._strangers: dict[Link, float] = {}
         self._listener = listener
         hub.listen(listener, self._accept)
@@ -30,7 +30,7 @@ class AgentServer:
     def _accept(self, connection: socket.socket) -> None:
         link = Link(connection, FromAgent, self._key, is_server=True)
         link.owner = self._take
-        self._links.add(link)
+        self._links[link] = None
         self._strangers[link] = time.monotonic() + HANDSHAKE_SECONDS
         self._hub.add(link)
 
@@ -41,12 +41,12 @@ class AgentServer:
             if link.is_trusted or now > deadline:
                 del self._strangers[link]
                 if not link.is_trusted:
-                    self._links.discard(link)
+                    self._links.pop(link, None)
                     self._hub.remove(link)
 
     def _take(self, link: Link, messages: list[Any] | None) -> None:
         if messages is None:
-            self._links.discard(link)
+            self._links.pop(link, None)
             self._disconnect(link)
         for message in messages or ():
             match message:

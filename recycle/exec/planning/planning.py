@@ -170,7 +170,7 @@ class PlanService:
             child.restart_if_ended()
         for message in _drained(self._warnings):
             warn(message)
-        return list(_drained(self._prepared))
+        return _drained(self._prepared)
 
     def _take(self, answered: PlannerAnswer) -> None:
         self._thread.submit(self._take_answer, answered)
@@ -263,7 +263,5 @@ class PlanService:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _drained(items: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            yield items.get_nowait()
+def _drained(items: queue.SimpleQueue[_Item]) -> list[_Item]:
+    return [items.get_nowait() for _ in range(items.qsize())]

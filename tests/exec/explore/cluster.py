@@ -20,7 +20,7 @@ import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch
 import recycle.exec.agent.node_agent
 import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
+import recycle.exec.emulation
 import recycle.exec.faults.kinds
 import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
@@ -512,10 +513,10 @@ _KNOWN: dict[object, tuple[object, Any]] = {}
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A pure function of immutable objects, cached by their identity."""
+    """A pure function of immutable objects, cached by their identity; texts and sets are compared."""
 
     def known(*arguments: Any) -> Any:
-        key = function, *(argument if isinstance(argument, str) else id(argument) for argument in arguments)
+        key = function, *(a if isinstance(a, str | frozenset) else id(a) for a in arguments)
         if key not in _KNOWN:
             _KNOWN[key] = arguments, function(*arguments)
         return _KNOWN[key][1]
@@ -560,6 +561,8 @@ PURE: list[tuple[Any, str, Any]] = [
     (_PLANNING, "check_for_run", _once(_PLANNING.check_for_run)),
     (_PLANNING, "Plan", types.SimpleNamespace(from_text=cache(Plan.from_text))),
     (Job, "to_toml", _once(Job.to_toml)),
+    (Plan, "for_processes", _once(Plan.for_processes)),
+    (recycle.exec.emulation, "_draw", lru_cache(1 << 16)(recycle.exec.emulation._draw)),
     (PricedJob, "shape", property(_once(PricedJob.shape.fget))),
 ]
 """What repeats in every run, and is computed once."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -178,8 +179,10 @@ class Kernel:
         for thread in list(self.threads):
             self.running = thread
             with suppress(BaseException):
-                thread.greenlet.throw(GreenletExit)
+                if thread.greenlet is not None:
+                    thread.greenlet.throw(GreenletExit)
         self.running = None
+        self._events.clear()
 
     def park(
         self,
@@ -218,7 +221,12 @@ class Kernel:
             process.held.append(partial(self._resume, thread, ticket, is_woken))
         elif process.is_alive:
             thread.ticket, self.running = None, thread
-            thread.greenlet.switch(is_woken)
+            if thread.greenlet is not None:
+                thread.greenlet.switch(is_woken)
+            else:
+                idle = _IDLE[self.hub]
+                thread.greenlet = idle.pop() if idle else greenlet(_run_threads, self.hub)
+                thread.greenlet.switch(thread)
             self.running = None
 
     def yield_now(self) -> None:
@@ -338,7 +346,7 @@ class Thread:
         self.ticket: Ticket | None = None
         self._target, self._args, self._done = target, args, False
         self._joining: Waiting = []
-        self.greenlet = greenlet(self._run, self.process.kernel.hub)
+        self.greenlet: greenlet | None = None
 
     def start(self, delay: float = 0.0) -> None:
         kernel = self.process.kernel
@@ -346,7 +354,7 @@ class Thread:
         self.ticket = ticket = Ticket()
         kernel.after(delay, partial(kernel._resume, self, ticket, True))
 
-    def _run(self, *_: object) -> None:
+    def run(self) -> None:
         try:
             self._target(*self._args)
         except GreenletExit:
@@ -361,3 +369,16 @@ class Thread:
     def join(self, timeout: float | None = None) -> None:
         if not self._done:
             self.process.kernel.park(self._joining, timeout)
+
+
+_IDLE = defaultdict[greenlet, list[greenlet]](list)
+"""Hub -> those whose threads have ended. The next threads run in them, because the stack of a new one costs more."""
+
+
+def _run_threads(thread: Thread) -> None:
+    hub = thread.process.kernel.hub
+    while True:
+        thread.run()
+        del thread
+        _IDLE[hub].append(getcurrent())
+        thread = hub.switch()

@@ -235,7 +235,7 @@ class Selector:
         return any(key.fileobj.is_readable for key in self._keys.values())  # type: ignore[union-attr]
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if not self.is_readable and timeout != 0.0:
+        if timeout != 0.0 and not self.is_readable:
             machine.KERNEL.park(self.waiting[0], timeout)
         ready = [(key, key.events) for key in self._keys.values() if key.fileobj.is_readable]  # type: ignore[union-attr]
         machine.KERNEL.draws.shuffle(ready)

@@ -129,41 +129,49 @@ class StoreClient(EtcdClient):
         return StoreClient(self._store, self._settings)
 
     def _post(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        kernel, store, process = machine.KERNEL, self._store, current().process
-        host = process.host
-        answered, answers = Event(), list[dict[str, Any] | Exception]()
-        has_left = False
-
-        def arrive() -> None:
-            if store.stalls_until > kernel.now:
-                if not has_left and kernel.draws.random() < 0.3:
-                    reply(Unavailable("etcdserver: no leader"))
-                else:
-                    kernel.after(store.stalls_until - kernel.now, arrive)
-                return
-            if (has_left and kernel.draws.random() < 0.2) or (path == "/kv/range" and store.reads_end_at > kernel.now):
-                return
-            answer = store.apply(path, body, process)
-            if path == "/kv/txn" and kernel.strikes(process, f"{process.name} role"):
-                store.revoke_all(process)
-                return
-            if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
-                reply(answer)
-
-        def reply(answer: dict[str, Any] | Exception) -> None:
-            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer), ("store", process.name))
-
-        def take(answer: dict[str, Any] | Exception) -> None:
-            answers.append(answer)
-            answered.set()
-
-        is_slow = store.slow_until > kernel.now and kernel.draws.random() < 0.4
+        kernel, request = machine.KERNEL, _Request(self._store, path, body)
+        host = request.process.host
+        is_slow = self._store.slow_until > kernel.now and kernel.draws.random() < 0.4
         seconds_up = kernel.draw(0.5, 4.0) if is_slow else kernel.delay(host, HOST)
-        kernel.send(host, HOST, seconds_up, arrive, (process.name, "store"))
+        kernel.send(host, HOST, seconds_up, request.arrive, (request.process.name, "store"))
         kernel.count_effect(" writes" if path == "/kv/txn" else "")
-        if not answered.wait(seconds):
-            has_left = True
+        if not request.answered.wait(seconds):
+            request.has_left = True
             raise TimeoutError
-        if isinstance(answers[0], Exception):
-            raise answers[0]
-        return answers[0]
+        if isinstance(request.answer, Exception):
+            raise request.answer
+        return request.answer
+
+
+class _Request:
+    """A request of a process, on its way to the store and back."""
+
+    def __init__(self, store: Store, path: str, body: dict[str, Any]) -> None:
+        self._kernel, self._store, self._path, self._body = machine.KERNEL, store, path, body
+        self.process, self.has_left, self.answered = current().process, False, Event()
+        self.answer: dict[str, Any] | Exception = {}
+
+    def arrive(self) -> None:
+        kernel, store, path = self._kernel, self._store, self._path
+        if store.stalls_until > kernel.now:
+            if not self.has_left and kernel.draws.random() < 0.3:
+                self._reply(Unavailable("etcdserver: no leader"))
+            else:
+                kernel.after(store.stalls_until - kernel.now, self.arrive)
+            return
+        if (self.has_left and kernel.draws.random() < 0.2) or (path == "/kv/range" and store.reads_end_at > kernel.now):
+            return
+        answer = store.apply(path, self._body, self.process)
+        if path == "/kv/txn" and kernel.strikes(self.process, f"{self.process.name} role"):
+            store.revoke_all(self.process)
+            return
+        if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
+            self._reply(answer)
+
+    def _reply(self, answer: dict[str, Any] | Exception) -> None:
+        kernel, host = self._kernel, self.process.host
+        kernel.send(HOST, host, kernel.delay(HOST, host), partial(self._take, answer), ("store", self.process.name))
+
+    def _take(self, answer: dict[str, Any] | Exception) -> None:
+        self.answer = answer
+        self.answered.set()
