@@ -27,12 +27,14 @@ from tests.exec.explore.stories import draw_scenario, outcome_of, shortest, viol
 
 
 def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
-    for seed in count(asked.first + place, asked.jobs):
-        if time.monotonic() > end:
-            break
-        violation = violation_of(draw_scenario(seed))
-        outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
-    outcomes.put(None)
+    try:
+        for seed in count(asked.first + place, asked.jobs):
+            if time.monotonic() > end:
+                break
+            violation = violation_of(draw_scenario(seed))
+            outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
+    finally:
+        outcomes.put(None)
 
 
 def main() -> int:

@@ -666,7 +666,8 @@ class Cluster:
         """Whether some agent says that the run is over."""
         every = [exit for exits in self.exits.values() for exit in exits]
         return any(
-            exit in (AgentExit.DONE, AgentExit.STOPPED) or (isinstance(exit, RunError) and not self._is_again(exit))
+            exit in (AgentExit.DONE, AgentExit.ENDED_BEFORE, AgentExit.STOPPED)
+            or (isinstance(exit, RunError) and not self._is_again(exit))
             for exit in every
         )
 
