@@ -58,8 +58,11 @@ class Event:
 
 
 def parse(text: str) -> list[Op]:
-    parts = [re.split(r"(?<=\d)(?=[A-Z])|(?<=[A-Z])(?=\d)|@", part) for part in text.strip("()").split(";")]
-    return [Op(int(stage), kind, *(*places, "", "")[:2], text.startswith("(")) for stage, kind, *places in parts]
+    ops = []
+    for part in text.strip("()").split(";"):
+        stage, kind, micro_batch, peer = re.findall(r"(\d+)([A-Z_]+)([\d.]*)@?([\d.]*)", part)[0]
+        ops.append(Op(int(stage), kind, micro_batch, peer, text.startswith("(")))
+    return ops
 
 
 class Run:
@@ -99,7 +102,7 @@ class Run:
     def price(self, name: str, stage: int, pair: str = "") -> float:
         price = self.times.get(name, 0)
         price = price.get(pair, 0) if isinstance(price, dict) else price
-        return price[stage] if isinstance(price, list) else price
+        return float(price[stage] if isinstance(price, list) else price)
 
     def carry(self, w: str, queue: list[Op]) -> None:
         """Carry the transfers of a queue, in order."""
@@ -148,7 +151,7 @@ class Run:
                 self.events["stepped", n - 1].wait()
 
     def seconds(self, ops: list[Op], w: str) -> float:
-        speed = self.times.get("speed", {}).get(w, 1)
+        speed = float(self.times.get("speed", {}).get(w, 1))
         if ops[0].pair and "pair" in self.times:
             return speed * self.price("pair", ops[0].stage)
         total = 0.0
