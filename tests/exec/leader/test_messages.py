@@ -104,7 +104,7 @@ def test_late_process_learns_what_the_others_know(name):
         if newcomer.generation == member.generation:  # it does not begin a generation that is over
             count += 1
             assert known(newcomer) == known(member)
-    assert count >= 10
+    assert count >= 9
     assert member.may_leave == (name == "1.1")
 
 
