@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -57,6 +58,23 @@ def test_the_suite_runs_without_recycle(tmp_path):
     command = [sys.executable, "-S", "-m", "conformance.run"]  # without installed packages
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split()[-2:] == ["0", "differ"]
+
+
+@pytest.mark.process
+def test_simgrid_has_the_times_of_the_cases(tmp_path):
+    """Also with a channel per worker; not with the times of another schedule."""
+    python = "/usr/bin/python3"  # Debian's, for which SimGrid is packaged
+    if not Path(python).exists() or subprocess.run([python, "-c", "import simgrid"], capture_output=True).returncode:
+        pytest.skip("SimGrid is not installed (Debian's python3-simgrid)")
+    cases = [case for name in ("torch", "failures") for case in json.loads((FOLDER / f"{name}.json").read_text())[:6]]
+    (tmp_path / "whole.json").write_text(json.dumps(cases))
+    cases[0]["expect"]["period"] *= 1.02
+    (tmp_path / "changed.json").write_text(json.dumps(cases[:1]))
+    command = [python, "-m", "conformance.simgrid_model"]
+    for name, code, ends in (("whole", 0, "12 of 12 cases, 0 differ"), ("changed", 1, "1 of 1 cases, 1 differ")):
+        files = [str(tmp_path / f"{name}.json")]
+        done = subprocess.run(command + files, cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout.splitlines()[-1].startswith(ends)) == (code, True), done
 
 
 @pytest.mark.slow

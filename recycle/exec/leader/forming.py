@@ -150,9 +150,8 @@ class Forming(Membership):
         )
         for leave in leaves:  # behind the record: a leader that was replaced releases no worker that counts
             self.tell(leave)
-        record = self.record
-        changed = {"generation": record.generation, "plan": plan.digest, "live": record.live, "roles": roles}
-        self.log("generation", step=self.next_step, **changed)
+        number = self.record.generation
+        self.log("generation", step=self.next_step, generation=number, plan=plan.digest, live=list(roles), roles=roles)
         self.enter(Phase.PROPOSED)
 
     def permit_forming(self) -> None:
