@@ -14,8 +14,9 @@ FIRST_SECONDS = 0.4  # of all default orders, up to which they are made even if 
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
+FIRST_WAVES = 60  # of a loop with several chunks per worker
 SIMPLE_SHARE, VEE_SHARE = 0.25, 0.4  # for insertion and families with several chunks per worker; on the V
-POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 60, 600_000  # policies, or operations they schedule if more
+POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 8, 600_000  # policies, or operations they schedule if more
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0  # policies are skipped if they need `TOO_LATE` times the remaining time
 INSERTION_UP_TO = 200_000  # operations
 POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
@@ -27,6 +28,7 @@ UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.
 
 # Local search
 FIRST_START_SHARE = 0.95  # of the remaining time for the best start, among those without some of the slow workers
+SEARCHED_SHARE, UNFOLD_AT = 0.6, 0.8  # for templates; of it until each is unfolded
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied

@@ -28,6 +28,7 @@ from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
     FIRST_ORDERS,
     FIRST_SECONDS,
+    FIRST_WAVES,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
@@ -57,6 +58,7 @@ from recycle.solve.search.list_scheduling import (
     schedule_by_policy,
 )
 from recycle.solve.search.order_kernels import evaluate
+from recycle.solve.search.waves import wave_orders
 from recycle.solve.template import template_problem, unfold
 
 ALL_POLICIES = 1 << 30
@@ -69,12 +71,15 @@ class SearchStart:
     Attributes:
         policy: the best policy on this problem.
         inserted: the best order by insertion and its parameters; None without insertion.
+        templates: (period once unfolded, assignment, start of its template), shortest first; none if peers are alike
+            and alive.
     """
 
     problem: Problem
     best: Incumbent
     policy: Policy
     inserted: tuple[Incumbent, InsertionParameters] | None = None
+    templates: tuple[tuple[float, Assignment, SearchStart], ...] = ()
 
 
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
@@ -136,13 +141,15 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     assignments = possible_assignments(problem)
     orders: list[Incumbent] = []
     first: list[Policy] = []
+    templates: tuple[tuple[float, Assignment, SearchStart], ...] = ()
     if problem.dead or not problem.peers_are_alike:
-        unfolded, policy = _best_template(problem, effort, most)
+        unfolded, templates = _unfolded_templates(problem, effort, most)
+        policy = templates[0][2].policy
         orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
-            return SearchStart(problem, unfolded, first[0])
+            return SearchStart(problem, unfolded, first[0], templates=templates)
     is_vee = problem.shape.placement == "v" and not problem.dead
     pace = Pace(deadline.part(VEE_SHARE))
     for incumbent in islice(family_incumbents(problem), most) if is_vee else ():
@@ -154,7 +161,10 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     is_inserted = problem.size <= INSERTION_UP_TO and (not is_vee or may_exchange(problem))
+    is_wave = problem.shape.placement == "loop" and problem.shape.chunks > 1 and problem.peers_are_alike and not problem.dead
+    waves = wave_orders(problem, [assignments[0].host]) if is_wave else ()
     simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
+        ((incumbent, None) for incumbent in islice(waves, min(most, FIRST_WAVES))),
         (
             (evaluate(problem, order), by)
             for order, by in islice(insertion_orders(problem, assignments), most * is_inserted)
@@ -170,7 +180,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
             inserted = incumbent, parameters
     for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
         best = shortest([best, evaluate(problem, moved)])
-    return SearchStart(problem, best, policy, inserted)
+    return SearchStart(problem, best, policy, inserted, templates)
 
 
 def may_exchange(problem: Problem) -> bool:
@@ -183,8 +193,11 @@ def may_exchange(problem: Problem) -> bool:
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
-def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
-    best: tuple[Incumbent, Policy] | None = None
+def _unfolded_templates(
+    problem: Problem, effort: Effort, most: int
+) -> tuple[Incumbent, tuple[tuple[float, Assignment, SearchStart], ...]]:
+    best: Incumbent | None = None
+    templates: list[tuple[float, Assignment, SearchStart]] = []
     pace = Pace(effort.deadline)
     for running in _running(problem)[:most]:
         if pace.is_over() and best is not None:
@@ -193,14 +206,17 @@ def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbe
         assignment = assign_by_slots(problem, running)
         template = template_problem(problem, assignment.slots, running)
         begun = find_initial_order(template, part, most)
+        if best is not None and begun.best.period > best.period:
+            continue
         unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
-        if best is None or unfolded.period < best[0].period:
-            best = unfolded, begun.policy
+        templates.append((unfolded.period, assignment, begun))
+        if best is None or unfolded.period < best.period:
+            best = unfolded
             effort.report("constructing", unfolded.period)
         if effort.is_met(problem, unfolded.period):
             break
     assert best is not None
-    return best
+    return best, tuple(sorted(templates, key=lambda template: template[0]))
 
 
 def _running(problem: Problem) -> list[int]:

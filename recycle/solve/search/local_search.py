@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,8 @@ from recycle.solve.constants import (
     PIPELINE_INSERTION_SHARE,
     POLICY_SHARE,
     PROCESS_SECONDS,
+    SEARCHED_SHARE,
+    UNFOLD_AT,
     WALKS,
     WAVE_SECONDS,
     WAVE_SHARE,
@@ -40,6 +42,7 @@ from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
+from recycle.solve.template import unfold
 
 
 def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
@@ -67,8 +70,11 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     problem, best, shape = start.problem, start.best, start.problem.shape
     load_if_worth_it(problem, effort.orders, effort.deadline)
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
-    if shape.chunks > 1 and shape.placement == "loop" and is_time_left and not effort.is_met(problem, best.period):
-        best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
+    if is_time_left and not effort.is_met(problem, best.period):
+        if start.templates and problem.size > ANNEALING_UP_TO:
+            best = shortest([best, *_searched_templates(start, effort.part(SEARCHED_SHARE))])
+        elif shape.chunks > 1 and shape.placement == "loop":
+            best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
         effort.report("searching", best.period)
     inserted = start.inserted
     if inserted is not None and inserted[0].period <= INSERTION_RATIO * best.period:
@@ -76,6 +82,14 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = shortest([best, vary_insertion(problem, *inserted, part)])
     return _walks(problem, best, start.policy, effort.remaining())
+
+
+def _searched_templates(start: SearchStart, effort: Effort) -> Iterator[Incumbent]:
+    for turn, (_, assignment, template) in enumerate(start.templates, 1):
+        share, left = 0.5 ** (turn - (turn == len(start.templates))), 0.5 ** (turn - 1)
+        part = effort.part(share, left, bound=0.0, progress=None, processes=1)
+        searched = search_from(template, part.part(UNFOLD_AT))
+        yield unfold(start.problem, assignment, template.problem, searched.order, part.deadline)
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
