@@ -38,7 +38,6 @@ from recycle.solve.constants import (
     MUCH_WORK,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
-    POLICIES_AFTER_TEMPLATE,
     POLICIES_PER_ASSIGNMENT,
     PORTFOLIO_SHARE,
     SIMPLE_SHARE,
@@ -64,6 +63,10 @@ from recycle.solve.template import template_problem, unfold
 ALL_POLICIES = 1 << 30
 
 
+Templates = tuple[tuple[Incumbent, Assignment, "SearchStart"], ...]
+"""(unfolded order, assignment, start on the template), shortest first; none if all workers are alive and alike."""
+
+
 @dataclass(frozen=True)
 class SearchStart:
     """Start of a search: a problem and its best order.
@@ -71,15 +74,13 @@ class SearchStart:
     Attributes:
         policy: the best policy on this problem.
         inserted: the best order by insertion and its parameters; None without insertion.
-        templates: (period once unfolded, assignment, start of its template), shortest first; none if peers are alike
-            and alive.
     """
 
     problem: Problem
     best: Incumbent
     policy: Policy
     inserted: tuple[Incumbent, InsertionParameters] | None = None
-    templates: tuple[tuple[float, Assignment, SearchStart], ...] = ()
+    templates: Templates = ()
 
 
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
@@ -141,12 +142,12 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     assignments = possible_assignments(problem)
     orders: list[Incumbent] = []
     first: list[Policy] = []
-    templates: tuple[tuple[float, Assignment, SearchStart], ...] = ()
+    templates: Templates = ()
     if problem.dead or not problem.peers_are_alike:
-        unfolded, templates = _unfolded_templates(problem, effort, most)
-        policy = templates[0][2].policy
-        orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
-        most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
+        templates = _unfolded_templates(problem, effort, most)
+        unfolded, _, begun = templates[0]
+        orders, first = [unfolded], [replace(begun.policy, assignment=assignment) for assignment in assignments]
+        most = min(most, OPERATIONS_AFTER_TEMPLATE // problem.size)
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
             return SearchStart(problem, unfolded, first[0], templates=templates)
@@ -161,7 +162,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     is_inserted = problem.size <= INSERTION_UP_TO and (not is_vee or may_exchange(problem))
-    is_wave = problem.shape.placement == "loop" and problem.shape.chunks > 1 and problem.peers_are_alike and not problem.dead
+    is_wave = problem.shape.chunks > 1 and not (is_vee or templates)
     waves = wave_orders(problem, [assignments[0].host]) if is_wave else ()
     simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
         ((incumbent, None) for incumbent in islice(waves, min(most, FIRST_WAVES))),
@@ -193,36 +194,26 @@ def may_exchange(problem: Problem) -> bool:
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
-def _unfolded_templates(
-    problem: Problem, effort: Effort, most: int
-) -> tuple[Incumbent, tuple[tuple[float, Assignment, SearchStart], ...]]:
-    best: Incumbent | None = None
-    templates: list[tuple[float, Assignment, SearchStart]] = []
-    pace = Pace(effort.deadline)
+def _unfolded_templates(problem: Problem, effort: Effort, most: int) -> Templates:
+    templates = list[tuple[Incumbent, Assignment, SearchStart]]()
+    pace, best = Pace(effort.deadline), inf
     for running in _running(problem)[:most]:
-        if pace.is_over() and best is not None:
+        if templates and (pace.is_over() or effort.is_met(problem, best)):
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
         assignment = assign_by_slots(problem, running)
-        template = template_problem(problem, assignment.slots, running)
-        begun = find_initial_order(template, part, most)
-        if best is not None and begun.best.period > best.period:
-            continue
-        unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
-        templates.append((unfolded.period, assignment, begun))
-        if best is None or unfolded.period < best.period:
-            best = unfolded
-            effort.report("constructing", unfolded.period)
-        if effort.is_met(problem, unfolded.period):
-            break
-    assert best is not None
-    return best, tuple(sorted(templates, key=lambda template: template[0]))
+        begun = find_initial_order(template_problem(problem, assignment.slots, running), part, most)
+        if begun.best.period < best:
+            unfolded = unfold(problem, assignment, begun.problem, begun.best.order, part.deadline, most)
+            templates.append((unfolded, assignment, begun))
+            best = min(best, unfolded.period)
+            effort.report("constructing", best)
+    return tuple(sorted(templates, key=lambda template: template[0].period))
 
 
 def _running(problem: Problem) -> list[int]:
     counts = sorted({len(hosts) for hosts in problem.hosts})
-    step = max(1.0, (len(counts) - 1) / (MOST_TEMPLATES - 1))
-    return [counts[round(place * step)] for place in range(min(len(counts), MOST_TEMPLATES))]
+    return [counts[place] for place in np.linspace(0, len(counts) - 1, min(len(counts), MOST_TEMPLATES), dtype=int)]
 
 
 def _best_of_portfolio(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,12 +22,10 @@ from recycle.solve.constants import (
     MOST_POLICIES,
     MOVES_UP_TO,
     ONE_WALK_FROM,
-    ONE_WALK_UP_TO,
     PIPELINE_INSERTION_SHARE,
     POLICY_SHARE,
     PROCESS_SECONDS,
-    SEARCHED_SHARE,
-    UNFOLD_AT,
+    TEMPLATE_SEARCH_SHARE,
     WALKS,
     WAVE_SECONDS,
     WAVE_SHARE,
@@ -69,10 +67,9 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = start.problem, start.best, start.problem.shape
     load_if_worth_it(problem, effort.orders, effort.deadline)
-    is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
-    if is_time_left and not effort.is_met(problem, best.period):
+    if effort.deadline.seconds_left > WAVE_SECONDS * problem.size:
         if start.templates and problem.size > ANNEALING_UP_TO:
-            best = shortest([best, *_searched_templates(start, effort.part(SEARCHED_SHARE))])
+            best = search_templates(start, effort)
         elif shape.chunks > 1 and shape.placement == "loop":
             best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
         effort.report("searching", best.period)
@@ -84,12 +81,15 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     return _walks(problem, best, start.policy, effort.remaining())
 
 
-def _searched_templates(start: SearchStart, effort: Effort) -> Iterator[Incumbent]:
-    for turn, (_, assignment, template) in enumerate(start.templates, 1):
-        share, left = 0.5 ** (turn - (turn == len(start.templates))), 0.5 ** (turn - 1)
-        part = effort.part(share, left, bound=0.0, progress=None, processes=1)
-        searched = search_from(template, part.part(UNFOLD_AT))
-        yield unfold(start.problem, assignment, template.problem, searched.order, part.deadline)
+def search_templates(start: SearchStart, effort: Effort) -> Incumbent:
+    """Search each template for a share of the remaining effort, and return the best order that unfolds from one."""
+    best = start.best
+    for _, assignment, template in start.templates:
+        part = effort.remaining().part(TEMPLATE_SEARCH_SHARE, bound=0.0, progress=None, processes=1)
+        found = search_from(template, part)
+        if found.period < best.period:
+            best = shortest([best, unfold(start.problem, assignment, template.problem, found.order, effort.deadline)])
+    return best
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
@@ -97,7 +97,7 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
         return start
     if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
         return shortest(_in_processes(problem, start, policy, effort))
-    is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
+    is_long = effort.steps is None and problem.size > ONE_WALK_FROM
     walks = 1 if is_long else WALKS
     results = [start]
     for turn in range(walks):
