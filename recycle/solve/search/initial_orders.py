@@ -198,7 +198,7 @@ def _unfolded_templates(problem: Problem, effort: Effort, most: int) -> Template
     templates = list[tuple[Incumbent, Assignment, SearchStart]]()
     pace, best = Pace(effort.deadline), inf
     for running in _running(problem)[:most]:
-        if templates and (pace.is_over() or effort.is_met(problem, best)):
+        if templates and pace.is_over():
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
         assignment = assign_by_slots(problem, running)

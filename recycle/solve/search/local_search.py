@@ -67,15 +67,16 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = start.problem, start.best, start.problem.shape
     load_if_worth_it(problem, effort.orders, effort.deadline)
-    if effort.deadline.seconds_left > WAVE_SECONDS * problem.size:
-        if start.templates and problem.size > ANNEALING_UP_TO:
+    is_large = problem.size > ANNEALING_UP_TO
+    if shape.placement == "loop" and effort.deadline.seconds_left > WAVE_SECONDS * problem.size:
+        if is_large and start.templates and start.templates[0][0].period <= best.period:
             best = search_templates(start, effort)
-        elif shape.chunks > 1 and shape.placement == "loop":
+        elif shape.chunks > 1:
             best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
         effort.report("searching", best.period)
     inserted = start.inserted
     if inserted is not None and inserted[0].period <= INSERTION_RATIO * best.period:
-        is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
+        is_single = shape.pipelines == shape.chunks == 1 and not is_large
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = shortest([best, vary_insertion(problem, *inserted, part)])
     return _walks(problem, best, start.policy, effort.remaining())
@@ -85,7 +86,7 @@ def search_templates(start: SearchStart, effort: Effort) -> Incumbent:
     """Search each template for a share of the remaining effort, and return the best order that unfolds from one."""
     best = start.best
     for _, assignment, template in start.templates:
-        part = effort.remaining().part(TEMPLATE_SEARCH_SHARE, bound=0.0, progress=None, processes=1)
+        part = effort.remaining().part(TEMPLATE_SEARCH_SHARE, bound=0.0, progress=None)
         found = search_from(template, part)
         if found.period < best.period:
             best = shortest([best, unfold(start.problem, assignment, template.problem, found.order, effort.deadline)])
