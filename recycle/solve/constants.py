@@ -23,6 +23,7 @@ POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
 IDLE_POLICIES = ((1.0, -1), (1.0, 0), (0.75, 0), (0.75, -1))  # idleness, and forwards beyond the round trip
 MOVED_WEIGHTS, MOVED_UP_TO = (1.0, 1.25), 10_000  # idleness with which the W of an order move into waits; operations
 MOVED_RATIO = 1.02  # to the best period of a family, up to which its W move
+UNFOLD_RATIO = 1.05  # to the best unfolded period, up to which a template is unfolded
 UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 

@@ -43,6 +43,7 @@ from recycle.solve.constants import (
     SIMPLE_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
+    UNFOLD_RATIO,
     VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, shortest
@@ -162,8 +163,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     is_inserted = problem.size <= INSERTION_UP_TO and (not is_vee or may_exchange(problem))
-    is_wave = problem.shape.chunks > 1 and not (is_vee or templates)
-    waves = wave_orders(problem, [assignments[0].host]) if is_wave else ()
+    waves = () if is_vee or templates or problem.shape.chunks == 1 else wave_orders(problem, [assignments[0].host])
     simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
         ((incumbent, None) for incumbent in islice(waves, min(most, FIRST_WAVES))),
         (
@@ -203,7 +203,7 @@ def _unfolded_templates(problem: Problem, effort: Effort, most: int) -> Template
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
         assignment = assign_by_slots(problem, running)
         begun = find_initial_order(template_problem(problem, assignment.slots, running), part, most)
-        if begun.best.period < best:
+        if begun.best.period < UNFOLD_RATIO * best:
             unfolded = unfold(problem, assignment, begun.problem, begun.best.order, part.deadline, most)
             templates.append((unfolded, assignment, begun))
             best = min(best, unfolded.period)

@@ -98,8 +98,7 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
         return start
     if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
         return shortest(_in_processes(problem, start, policy, effort))
-    is_long = effort.steps is None and problem.size > ONE_WALK_FROM
-    walks = 1 if is_long else WALKS
+    walks = 1 if effort.steps is None and problem.size > ONE_WALK_FROM else WALKS
     results = [start]
     for turn in range(walks):
         part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)
