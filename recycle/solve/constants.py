@@ -14,19 +14,22 @@ FIRST_SECONDS = 0.4  # of all default orders, up to which they are made even if 
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
+FIRST_WAVES = 60  # of a loop with several chunks per worker
 SIMPLE_SHARE, VEE_SHARE = 0.25, 0.4  # for insertion and families with several chunks per worker; on the V
-POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 60, 600_000  # policies, or operations they schedule if more
+OPERATIONS_AFTER_TEMPLATE = 600_000  # that policies schedule
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0  # policies are skipped if they need `TOO_LATE` times the remaining time
 INSERTION_UP_TO = 200_000  # operations
 POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
 IDLE_POLICIES = ((1.0, -1), (1.0, 0), (0.75, 0), (0.75, -1))  # idleness, and forwards beyond the round trip
 MOVED_WEIGHTS, MOVED_UP_TO = (1.0, 1.25), 10_000  # idleness with which the W of an order move into waits; operations
 MOVED_RATIO = 1.02  # to the best period of a family, up to which its W move
+UNFOLD_RATIO = 1.05  # to the best unfolded period, up to which a template is unfolded
 UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 
 # Local search
 FIRST_START_SHARE = 0.95  # of the remaining time for the best start, among those without some of the slow workers
+TEMPLATE_SEARCH_SHARE = 0.45  # of the remaining effort for the search of each template
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied
@@ -36,7 +39,7 @@ MOST_POLICIES = 4_000
 ANNEALING_UP_TO = 10_000  # operations from which annealing gains less than other orders
 MOVES_UP_TO = 100_000  # operations from which moving single operations is too slow
 WALKS = 2
-ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000  # operations; one long walk is better within, measured in seconds
+ONE_WALK_FROM = 1_000  # operations above which one long walk is better, if the limit is in seconds
 PROCESS_SECONDS = 4.0  # of search from which processes for the walks pay
 
 # Annealing
@@ -49,8 +52,7 @@ IDLE_ROUNDS = 6  # without success before the search ends; more on larger proble
 
 # Insertion
 HOST_PREFERENCE = 1e-3  # lateness allowed to a host for each micro-batch it still has to take, in typical times
-INITIAL_SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)  # the first with limited memory
-DELAYS = 8  # half of it is the largest delay, in halves of a typical operation time
+SPARE = 0.2  # share by which a host may exceed its number with limited memory
 
 # Waves
 WAVE_SIZES = (0.0, 0.3, 0.5, 0.7, 1.0)  # share of the forwards that fill the memory

@@ -28,6 +28,7 @@ from recycle.solve.bounds import even_load
 from recycle.solve.constants import (
     FIRST_ORDERS,
     FIRST_SECONDS,
+    FIRST_WAVES,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
@@ -37,12 +38,12 @@ from recycle.solve.constants import (
     MUCH_WORK,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
-    POLICIES_AFTER_TEMPLATE,
     POLICIES_PER_ASSIGNMENT,
     PORTFOLIO_SHARE,
     SIMPLE_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
+    UNFOLD_RATIO,
     VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, shortest
@@ -57,9 +58,14 @@ from recycle.solve.search.list_scheduling import (
     schedule_by_policy,
 )
 from recycle.solve.search.order_kernels import evaluate
+from recycle.solve.search.waves import wave_orders
 from recycle.solve.template import template_problem, unfold
 
 ALL_POLICIES = 1 << 30
+
+
+Templates = tuple[tuple[Incumbent, Assignment, "SearchStart"], ...]
+"""(unfolded order, assignment, start on the template), shortest first; none if all workers are alive and alike."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class SearchStart:
     best: Incumbent
     policy: Policy
     inserted: tuple[Incumbent, InsertionParameters] | None = None
+    templates: Templates = ()
 
 
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
@@ -136,13 +143,15 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     assignments = possible_assignments(problem)
     orders: list[Incumbent] = []
     first: list[Policy] = []
+    templates: Templates = ()
     if problem.dead or not problem.peers_are_alike:
-        unfolded, policy = _best_template(problem, effort, most)
-        orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
-        most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
+        templates = _unfolded_templates(problem, effort, most)
+        unfolded, _, begun = templates[0]
+        orders, first = [unfolded], [replace(begun.policy, assignment=assignment) for assignment in assignments]
+        most = min(most, OPERATIONS_AFTER_TEMPLATE // problem.size)
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
-            return SearchStart(problem, unfolded, first[0])
+            return SearchStart(problem, unfolded, first[0], templates=templates)
     is_vee = problem.shape.placement == "v" and not problem.dead
     pace = Pace(deadline.part(VEE_SHARE))
     for incumbent in islice(family_incumbents(problem), most) if is_vee else ():
@@ -154,7 +163,9 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     is_inserted = problem.size <= INSERTION_UP_TO and (not is_vee or may_exchange(problem))
+    waves = () if is_vee or templates or problem.shape.chunks == 1 else wave_orders(problem, [assignments[0].host])
     simple: Iterator[tuple[Incumbent, InsertionParameters | None]] = chain(
+        ((incumbent, None) for incumbent in islice(waves, min(most, FIRST_WAVES))),
         (
             (evaluate(problem, order), by)
             for order, by in islice(insertion_orders(problem, assignments), most * is_inserted)
@@ -170,7 +181,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
             inserted = incumbent, parameters
     for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
         best = shortest([best, evaluate(problem, moved)])
-    return SearchStart(problem, best, policy, inserted)
+    return SearchStart(problem, best, policy, inserted, templates)
 
 
 def may_exchange(problem: Problem) -> bool:
@@ -183,30 +194,26 @@ def may_exchange(problem: Problem) -> bool:
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
-def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
-    best: tuple[Incumbent, Policy] | None = None
-    pace = Pace(effort.deadline)
+def _unfolded_templates(problem: Problem, effort: Effort, most: int) -> Templates:
+    templates = list[tuple[Incumbent, Assignment, SearchStart]]()
+    pace, best = Pace(effort.deadline), inf
     for running in _running(problem)[:most]:
-        if pace.is_over() and best is not None:
+        if templates and pace.is_over():
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
         assignment = assign_by_slots(problem, running)
-        template = template_problem(problem, assignment.slots, running)
-        begun = find_initial_order(template, part, most)
-        unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
-        if best is None or unfolded.period < best[0].period:
-            best = unfolded, begun.policy
-            effort.report("constructing", unfolded.period)
-        if effort.is_met(problem, unfolded.period):
-            break
-    assert best is not None
-    return best
+        begun = find_initial_order(template_problem(problem, assignment.slots, running), part, most)
+        if begun.best.period < UNFOLD_RATIO * best:
+            unfolded = unfold(problem, assignment, begun.problem, begun.best.order, part.deadline, most)
+            templates.append((unfolded, assignment, begun))
+            best = min(best, unfolded.period)
+            effort.report("constructing", best)
+    return tuple(sorted(templates, key=lambda template: template[0].period))
 
 
 def _running(problem: Problem) -> list[int]:
     counts = sorted({len(hosts) for hosts in problem.hosts})
-    step = max(1.0, (len(counts) - 1) / (MOST_TEMPLATES - 1))
-    return [counts[round(place * step)] for place in range(min(len(counts), MOST_TEMPLATES))]
+    return [counts[place] for place in np.linspace(0, len(counts) - 1, min(len(counts), MOST_TEMPLATES), dtype=int)]
 
 
 def _best_of_portfolio(

@@ -23,7 +23,7 @@ import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, home_hosts
-from recycle.solve.constants import DELAYS, HOST_PREFERENCE, INITIAL_SPARE, SPARES
+from recycle.solve.constants import HOST_PREFERENCE, SPARE
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, lane_between
@@ -43,7 +43,6 @@ class InsertionParameters:
     Attributes:
         assignment: number of micro-batches of each host at each stage, and the micro-batches that stay at home.
         waiting: per rank, number of W that may wait before the oldest takes the first gap.
-        delay: per kind (F, backward) and stage, seconds after the earliest start.
         sequence: the micro-batches in the order of insertion.
         is_free: any host may take any micro-batch, up to its number in the assignment.
         spare: share by which a host may then exceed its number; one more micro-batch is allowed unless 0.
@@ -51,7 +50,6 @@ class InsertionParameters:
 
     assignment: Assignment
     waiting: tuple[int, ...]
-    delay: tuple[float, ...]
     sequence: tuple[int, ...]
     is_free: bool = False
     spare: float = 0.0
@@ -64,7 +62,7 @@ class Insertion(NamedTuple):
         host: [units], fixed host of a unit, or -1; the kernel fills in the chosen host.
         home: [units], host of a unit in the fault-free layout.
         quota: [stages * workers], units without a fixed host that each worker has to take.
-        waiting, delay, sequence: see `InsertionParameters`.
+        waiting, sequence: see `InsertionParameters`.
         preference: seconds by which a host may be later for each unit it still has to take, and for being the home.
         units: [workers + 1].
         start: [operations], start times; the result.
@@ -82,7 +80,6 @@ class Insertion(NamedTuple):
     home: Operations
     quota: Operations
     waiting: Operations
-    delay: Floats
     sequence: Operations
     preference: float
     units: Operations
@@ -103,20 +100,18 @@ class Insertion(NamedTuple):
 def default_parameters(
     problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0
 ) -> InsertionParameters:
-    """Return parameters without delays; micro-batches are inserted by index, then pipeline."""
+    """Return parameters that insert micro-batches by index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
-    return InsertionParameters(
-        assignment, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare
-    )
+    return InsertionParameters(assignment, (waiting,) * problem.shape.ranks, sequence, is_free, spare)
 
 
 def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, InsertionParameters]]:
     """Yield the orders of plain parameters with each assignment; orders that exceed the memory are skipped."""
     variants = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
-        variants += [(True, 0.0)] + [(True, INITIAL_SPARE)] * (min(problem.cap) < inf)
+        variants += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
     for waiting, (is_free, spare), assignment in product(
         WAITING if problem.split else WAITING[:1], variants, assignments
     ):
@@ -158,23 +153,17 @@ def vary_insertion(problem: Problem, start: Incumbent, parameters: InsertionPara
 
 
 def vary_parameters(problem: Problem, parameters: InsertionParameters, random: Random) -> InsertionParameters:
-    waiting, delay, sequence = list(parameters.waiting), list(parameters.delay), list(parameters.sequence)
-    for _ in range(random.choice((1, 1, 2))):
-        how = random.random()
-        if how < 0.3 and problem.split:
+    waiting, sequence = list(parameters.waiting), list(parameters.sequence)
+    for _ in range(random.choice((1, 2))):
+        if random.random() < 0.5 and problem.split:
             first = random.randrange(len(waiting))
             until = random.choice((first + 1, len(waiting)))
-            waiting[first:until] = [random.choice((0, 1, 2, 3, 5, 8, UNLIMITED))] * (until - first)
-        elif how < 0.7:
-            place = random.randrange(len(delay))
-            delay[place] = 0.5 * problem.unit * max(0, random.randrange(DELAYS) - DELAYS // 2 + 1)
-            delay[random.randrange(len(delay))] = 0.0
+            waiting[first:until] = [random.choice(WAITING)] * (until - first)
         else:
             i = random.randrange(len(sequence))
-            j = max(0, min(len(sequence) - 1, i + random.randint(-problem.shape.pipelines, problem.shape.pipelines)))
+            j = max(0, i + random.randint(-problem.shape.pipelines, problem.shape.pipelines))
             sequence.insert(j, sequence.pop(i))
-    spare = random.choice(SPARES) if parameters.is_free and random.random() < 0.1 else parameters.spare
-    return replace(parameters, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence), spare=spare)
+    return replace(parameters, waiting=tuple(waiting), sequence=tuple(sequence))
 
 
 def _state(problem: Problem, parameters: InsertionParameters) -> Insertion:
@@ -197,7 +186,6 @@ def _state(problem: Problem, parameters: InsertionParameters) -> Insertion:
         home=home,
         quota=quota,
         waiting=np.array(parameters.waiting, dtype=np.int64),
-        delay=np.array(parameters.delay, dtype=np.float64),
         sequence=np.array(parameters.sequence, dtype=np.int64),
         preference=HOST_PREFERENCE * problem.unit,
         units=units.astype(np.int64),
@@ -220,7 +208,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
     """Kernel: fill `start` and `host`."""
     stages, n, ranks = problem.stages, problem.micro_batches, problem.ranks
     times, speed, plane = problem.times, problem.speed, problem.stages * problem.micro_batches
-    host, home, quota, start, delay = state.host, state.home, state.quota, state.start, state.delay
+    host, home, quota, start = state.host, state.home, state.quota, state.start
     workers = len(speed)
     for g in state.sequence:
         now = 0.0
@@ -229,14 +217,14 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
             x = s * n + g
             w = host[x]
             if w >= 0:
-                ready = now + delay[s] + _hop(problem, before, w)
+                ready = now + _hop(problem, before, w)
                 at = _forward_gap(problem, state, w, ready, times[s] * speed[w])
             else:
                 at = NEVER
                 least = NEVER
                 for v in range(problem.rank_of[s], workers, ranks):
                     if quota[s * workers + v] > 0:
-                        ready = now + delay[s] + _hop(problem, before, v)
+                        ready = now + _hop(problem, before, v)
                         time = times[s] * speed[v]
                         favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
                         if ready + time - favour >= least:
@@ -261,7 +249,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
         for s in range(stages - 1, -1, -1):
             x = s * n + g
             w = host[x]
-            ready = now + delay[stages + s] + _hop(problem, before, w)
+            ready = now + _hop(problem, before, w)
             time = times[stages + s] * speed[w]
             at = _gap(problem, state, w, ready, time)
             start[plane + x] = at

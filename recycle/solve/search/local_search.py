@@ -22,10 +22,10 @@ from recycle.solve.constants import (
     MOST_POLICIES,
     MOVES_UP_TO,
     ONE_WALK_FROM,
-    ONE_WALK_UP_TO,
     PIPELINE_INSERTION_SHARE,
     POLICY_SHARE,
     PROCESS_SECONDS,
+    TEMPLATE_SEARCH_SHARE,
     WALKS,
     WAVE_SECONDS,
     WAVE_SHARE,
@@ -40,6 +40,7 @@ from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
+from recycle.solve.template import unfold
 
 
 def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
@@ -66,16 +67,30 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = start.problem, start.best, start.problem.shape
     load_if_worth_it(problem, effort.orders, effort.deadline)
-    is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
-    if shape.chunks > 1 and shape.placement == "loop" and is_time_left and not effort.is_met(problem, best.period):
-        best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
+    is_large = problem.size > ANNEALING_UP_TO
+    if shape.placement == "loop" and effort.deadline.seconds_left > WAVE_SECONDS * problem.size:
+        if is_large and start.templates and start.templates[0][0].period <= best.period:
+            best = search_templates(start, effort)
+        elif shape.chunks > 1:
+            best = shortest([best, best_wave(problem, effort.part(WAVE_SHARE))])
         effort.report("searching", best.period)
     inserted = start.inserted
     if inserted is not None and inserted[0].period <= INSERTION_RATIO * best.period:
-        is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
+        is_single = shape.pipelines == shape.chunks == 1 and not is_large
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = shortest([best, vary_insertion(problem, *inserted, part)])
     return _walks(problem, best, start.policy, effort.remaining())
+
+
+def search_templates(start: SearchStart, effort: Effort) -> Incumbent:
+    """Search each template for a share of the remaining effort, and return the best order that unfolds from one."""
+    best = start.best
+    for _, assignment, template in start.templates:
+        part = effort.remaining().part(TEMPLATE_SEARCH_SHARE, bound=0.0, progress=None)
+        found = search_from(template, part)
+        if found.period < best.period:
+            best = shortest([best, unfold(start.problem, assignment, template.problem, found.order, effort.deadline)])
+    return best
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
@@ -83,8 +98,7 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
         return start
     if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
         return shortest(_in_processes(problem, start, policy, effort))
-    is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
-    walks = 1 if is_long else WALKS
+    walks = 1 if effort.steps is None and problem.size > ONE_WALK_FROM else WALKS
     results = [start]
     for turn in range(walks):
         part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)

@@ -18,7 +18,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import SearchStart, find_initial_order
 from recycle.solve.search.insertion import vary_insertion
-from recycle.solve.search.local_search import search_from
+from recycle.solve.search.local_search import search_from, search_templates
 from recycle.solve.search.order_kernels import time_order
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
@@ -34,9 +34,10 @@ SEARCHES: dict[str, Callable[[SearchStart, Effort], Incumbent]] = {
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
     "insertion": insertion,
     "waves": lambda begun, effort: best_wave(begun.problem, effort),
-    "all": lambda begun, effort: search_from(begun, effort),
+    "templates": search_templates,
+    "all": search_from,
 }
-FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves")]
+FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves", "templates")]
 
 
 def start_of(priced: PricedJob, dead: list[Worker]) -> SearchStart:
