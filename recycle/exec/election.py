@@ -124,8 +124,8 @@ class Election:
 
     @property
     def is_reached(self) -> bool:
-        """Whether etcd has answered within half a lease; otherwise this node may be the one that is cut off."""
-        return self._lease is not None and time.monotonic() - self._lease.answered < self._settings.lease / 2
+        """Whether etcd answers, about three times per lease; otherwise this node may be the one that is cut off."""
+        return self._lease is not None and time.monotonic() - self._lease.answered < 0.4 * self._settings.lease
 
     def resign(self) -> None:
         if self._lease is not None:

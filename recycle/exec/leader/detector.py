@@ -174,6 +174,10 @@ class FailureDetector:
         """Reset the workers' heartbeats, because new processes follow or the old ones are judged from the start."""
         self._is_watched[self._places_of(workers)] = False
 
+    def connected(self, workers: Collection[Worker], now: float) -> None:
+        """Count silence from now on: the agent of the workers has connected."""
+        self._changed[self._places_of(workers)] = now
+
     def is_silent(self, worker: Worker, now: float) -> bool:
         """Whether a process of the worker has been silent for over half of `dead_after`."""
         places = self._places_of([worker])

@@ -63,7 +63,6 @@ class Forming(Membership):
         self._blamed: set[Worker] = set()
         self._failed_since: float | None = None
         self._judges_cuts_from = 0.0
-        self.is_reached = True
         self._repeated: str | None = None
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None

@@ -88,6 +88,7 @@ class Membership(RunState):
         self._fresh_ends: dict[Worker, str] = {}
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
+        self.is_reached = self._was_reached = True
         self._notices: dict[Worker, Notice] = {}
         self.prepared: list[Worker] = []
         self._leaving: dict[Worker, _Leaver] = {}
@@ -105,6 +106,7 @@ class Membership(RunState):
         }
         self._lose_processes(node, kept, f"the agent of node {node} is gone" if is_new else "was not started")
         self._agents[node] = _Agent(hello.session)
+        self.detector.connected(reported, self.now)
         for worker, process in reported.items():
             known = self.processes[worker]
             if process.incarnation > known.incarnation:
@@ -135,8 +137,9 @@ class Membership(RunState):
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
         passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
         self.waited += passed
+        was_reached, self._was_reached = self._was_reached, self.is_reached
         for node, agent in list(self._agents.items()):
-            if agent.absent is None:
+            if agent.absent is None or not (was_reached and self.is_reached):  # else this node may be cut off
                 continue
             agent.absent += passed
             if agent.absent > self.limits.lease / 2:

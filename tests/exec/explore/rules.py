@@ -366,7 +366,7 @@ class Rules:
         given = str(worker), self._number(worker)
         match event["kind"]:
             case "detected":
-                if not (self._is_struck(worker) or self._is_another(cause)):
+                if not (self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
                 if not event.get("over"):
                     self._given_up.add(given)
@@ -411,7 +411,7 @@ class Rules:
         """Whether a fault has changed what a worker holds or computes."""
         return any(text.startswith("flip") for text in self._cluster.scenario.planned)
 
-    def _is_another(self, cause: str) -> bool:
+    def _is_another(self, worker: Worker, cause: str) -> bool:
         """Whether a cause may lie elsewhere."""
         # Of workers that fail to form together any may be to blame; an agent without a leader, or whose connection to
         # it broke, waits for the store.
@@ -421,8 +421,11 @@ class Rules:
         if cause.startswith("cut off from") and (kinds.count("isolate") > 1 or re.search("store|lose", kinds)):
             return True  # of two hosts that report each other either may be; a leader without etcd hears neither
         return bool(re.search("could not form|ended while no agent led the run", cause)) or (
-            bool(re.search("store|lose", kinds)) and cause.startswith("the agent of node")
+            bool(re.search("store|lose", kinds)) and (cause.startswith("the agent of node") or not self._lives(worker))
         )
+
+    def _lives(self, worker: Worker) -> bool:
+        return any(process.worker == worker for process in self._cluster.kernel.processes)
 
     # The end.
 
