@@ -56,7 +56,8 @@ def copy_to_pipelines(problem: Problem, assignment: Assignment, template: Proble
         place[program] = np.arange(len(program))
     position = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
     host = np.tile(assignment.host, problem.kinds)
-    line = np.lexsort((position, host))
+    small = np.min_scalar_type(max(template.size, problem.shape.worker_count))  # 16 bits sort by radix
+    line = np.lexsort((position.astype(small), host.astype(small)))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]
 

@@ -137,7 +137,8 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders: list[Incumbent] = []
     first: list[Policy] = []
     if problem.dead or not problem.peers_are_alike:
-        unfolded, policy = _best_template(problem, effort, most)
+        by_slots = next(each for each in reversed(assignments) if each.slot is not None)
+        unfolded, policy = _best_template(problem, effort, most, by_slots)
         orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
@@ -183,14 +184,14 @@ def may_exchange(problem: Problem) -> bool:
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
-def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
+def _best_template(problem: Problem, effort: Effort, most: int, by_slots: Assignment) -> tuple[Incumbent, Policy]:
     best: tuple[Incumbent, Policy] | None = None
     pace = Pace(effort.deadline)
     for running in _running(problem)[:most]:
         if pace.is_over() and best is not None:
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
-        assignment = assign_by_slots(problem, running)
+        assignment = assign_by_slots(problem, running) if best else by_slots  # the first is the poorest stage's
         template = template_problem(problem, assignment.slots, running)
         begun = find_initial_order(template, part, most)
         unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
