@@ -112,7 +112,10 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
         if even_load(each) < best - TOLERANCE:
             starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))
     starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
-    return list({start.problem: start for start in starts[::-1]}.values())[::-1]
+    shortest_of: dict[Problem, SearchStart] = {}
+    for start in starts:
+        shortest_of.setdefault(start.problem, start)
+    return list(shortest_of.values())
 
 
 def _default_start(problem: Problem) -> SearchStart:
