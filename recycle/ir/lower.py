@@ -96,19 +96,20 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     pipeline, index = np.divmod(crossings.micro_batch[by_rank], schedule.shape.micro_batches)
     sender, receiver = schedule.columns.worker[producer], schedule.columns.worker[consumer]
     kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[value]
-    # Both ends of all transfers, in the global order; `place` is the row before which each is inserted.
     ends = {
-        "kind": kinds,
-        "stage": np.stack([stage, stage - _OFFSET[value]], axis=1),
-        "pipeline": np.stack([pipeline, pipeline], axis=1),
-        "index": np.stack([index, index], axis=1),
-        "peer": np.stack([receiver, sender], axis=1),
+        "kind": kinds.T.ravel(),
+        "stage": np.concatenate([stage, stage - _OFFSET[value]]),
+        "pipeline": np.tile(pipeline, 2),
+        "index": np.tile(index, 2),
+        "peer": np.concatenate([receiver, sender]),
     }
-    worker = np.stack([sender, receiver], axis=1).ravel()
-    by_worker = np.argsort(worker.astype(np.min_scalar_type(schedule.shape.worker_count)), kind="stable")
-    place = np.stack([producer + 1, consumer], axis=1).ravel()
-    place = _before_following_ends(place[by_worker], by_worker % 2 == 0)
-    return insert(schedule, worker[by_worker], place, {name: each.ravel()[by_worker] for name, each in ends.items()})
+    # All ends, sends first: the row before which each is inserted, before the global order is enforced.
+    is_send = np.repeat([True, False], len(value))
+    worker = np.concatenate([sender, receiver])
+    place = np.concatenate([producer + 1, consumer])
+    by_worker = np.lexsort((np.tile(np.arange(len(value)), 2), worker))
+    place = _before_following_ends(place[by_worker], is_send[by_worker])
+    return insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
 def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
@@ -168,19 +169,13 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
     `added` has the columns of the new rows, sorted by worker; rows with the same place keep their order.
     """
     c = schedule.columns
-    by_place = np.argsort(place + worker, kind="stable")  # the worker keeps the end of a program before the next one
-    at, origin = place[by_place] + np.arange(len(place)), np.full(len(c) + len(place), -1, dtype=np.int64)
-    is_given = np.ones(len(origin), dtype=np.bool_)
-    is_given[at] = False
-    origin[is_given] = np.arange(len(c))
-    columns = {}
-    for name in Columns.FIELDS:
-        given = getattr(c, name)
-        if name in added or not is_nothing(given):
-            columns[name] = column = np.empty(len(origin), dtype=given.dtype)
-            column[is_given], column[at] = given, added[name][by_place] if name in added else -1
+    given = 2 * (np.arange(len(c)) + c.worker) + 1  # keeps the end of a program apart from the start of the next
+    order = np.argsort(np.concatenate([given, 2 * (place + worker)]), kind="stable")
+    none = np.full(len(place), -1, dtype=np.int32)
+    named = [name for name in Columns.FIELDS if name in added or not is_nothing(getattr(c, name))]
+    columns = {name: np.append(getattr(c, name), added.get(name, none))[order] for name in named}
     offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
-    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
+    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
 
 
 def _split_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:

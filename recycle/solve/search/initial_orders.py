@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import inf
+from operator import attrgetter
 from statistics import median_low
 
 import numpy as np
@@ -92,7 +93,8 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
     without, by_work = problems[1], sorted(problems, key=even_load)
     pace, seconds, order_seconds = Pace(effort.deadline), effort.deadline.seconds_left, OPERATION_SECONDS * problem.size
     is_late, is_short = FIRST_ORDERS * order_seconds > seconds, order_seconds * len(problems) < FIRST_SECONDS
-    starts: list[SearchStart] = []
+    starts: dict[Problem, SearchStart] = {}
+    period = attrgetter("best.period")
 
     def turns() -> Iterator[tuple[Problem, int]]:
         first = without
@@ -100,22 +102,20 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
             yield problem, 0
         elif seconds < inf and even_load(without) > MUCH_WORK * even_load(problem):
             yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
-            first = min(starts, key=lambda start: start.best.period).problem
+            first = min(starts.values(), key=period).problem
         yield first, most
-        yield from ((each, most if seconds == inf else 0) for each in by_work if each is not first)
+        rest = (each for each in by_work if each not in (first, is_late and problem))
+        yield from ((each, most if seconds == inf else 0) for each in rest)
 
     for each, policies in turns():
-        best = min((start.best.period for start in starts), default=inf)
+        best = min(map(period, starts.values()), default=inf)
         is_over = len(starts) > is_late and pace.is_over() and (policies or not is_short)
         if starts and (is_over or effort.is_met(problem, best)):
             break
         if even_load(each) < best - TOLERANCE:
-            starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))
-    starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
-    shortest_of: dict[Problem, SearchStart] = {}
-    for start in starts:
-        shortest_of.setdefault(start.problem, start)
-    return list(shortest_of.values())
+            start = find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each)
+            starts[each] = min(starts.get(each, start), start, key=period)
+    return sorted(starts.values(), key=lambda start: (round(period(start) / TOLERANCE), len(start.problem.dead)))
 
 
 def _default_start(problem: Problem) -> SearchStart:
@@ -140,7 +140,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     orders: list[Incumbent] = []
     first: list[Policy] = []
     if problem.dead or not problem.peers_are_alike:
-        by_slots = next(each for each in reversed(assignments) if each.slot is not None)
+        by_slots = assignments[0 if problem.peers_are_alike else -1]
         unfolded, policy = _best_template(problem, effort, most, by_slots)
         orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
@@ -194,7 +194,7 @@ def _best_template(problem: Problem, effort: Effort, most: int, by_slots: Assign
         if pace.is_over() and best is not None:
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
-        assignment = assign_by_slots(problem, running) if best else by_slots  # the first is the poorest stage's
+        assignment = assign_by_slots(problem, running) if best else by_slots
         template = template_problem(problem, assignment.slots, running)
         begun = find_initial_order(template, part, most)
         unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
@@ -203,7 +203,7 @@ def _best_template(problem: Problem, effort: Effort, most: int, by_slots: Assign
             effort.report("constructing", unfolded.period)
         if effort.is_met(problem, unfolded.period):
             break
-    assert best is not None
+    assert best
     return best
 
 
@@ -237,8 +237,8 @@ def _best_of_portfolio(
         if best is None or candidate.period < best.period:
             best, chosen = candidate, policy
             effort.report("constructing", best.period)
-    assert best is not None
-    assert chosen is not None
+    assert best
+    assert chosen
     return best, chosen
 
 
