@@ -75,7 +75,7 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
         is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
         part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = shortest([best, vary_insertion(problem, *inserted, part)])
-    steps = None if effort.steps is None else int(effort.steps_left)
+    steps = effort.steps and int(effort.steps_left)
     return _walks(problem, best, start.policy, effort.part(1.0, steps=steps))
 
 
