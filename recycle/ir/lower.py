@@ -90,7 +90,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """
     graph = dependencies(schedule)
     crossings, rank = graph.crossings, _global_rank(schedule.columns, graph)
-    by_rank = np.lexsort((crossings.stage, crossings.value, rank[crossings.producer]))
+    by_rank = np.argsort(rank[crossings.producer], kind="stable")
     producer, consumer = crossings.producer[by_rank], crossings.consumer[by_rank]
     value, stage = crossings.value[by_rank], crossings.stage[by_rank]
     pipeline, index = np.divmod(crossings.micro_batch[by_rank], schedule.shape.micro_batches)

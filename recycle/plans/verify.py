@@ -247,7 +247,7 @@ class ExactJob:
         for (speed, cap), hosts in self.hosts[rank].items():
             part, longest = _common([t * speed for t in each]), max(self.times[F][s] for s in chunks) * speed
             count, most = 0, Fraction(0)
-            for k in range(1, self.n * len(chunks) + 1):
+            for k in range(1, min(self.n * len(chunks), time // (min(each) * speed)) + 1):
                 waits = max(Fraction(0), path - min(floor(cap), k) * longest)
                 if weight:
                     waits += max(0, ceil((k - cap - (1 - self.stash) * (k - 1)) / self.stash)) * weight * speed

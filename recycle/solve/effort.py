@@ -21,20 +21,20 @@ class Deadline:
     """Optional wall-clock limit, which also ends once `stop` is set."""
 
     def __init__(self, seconds: float | None, stop: Stop | None = None) -> None:
-        self.end = None if seconds is None else time.monotonic() + seconds
+        self.end = inf if seconds is None else time.monotonic() + seconds
         self.stop = stop
 
     @property
     def seconds_left(self) -> float:
         if self.stop is not None and self.stop.is_set():
             return 0.0
-        return float("inf") if self.end is None else self.end - time.monotonic()
+        return self.end - time.monotonic()
 
     def part(self, share: float) -> Deadline:
-        return Deadline(None if self.end is None else self.seconds_left * share, self.stop)
+        return Deadline(self.seconds_left * share, self.stop)
 
     def earlier(self, seconds: float) -> Deadline:
-        return Deadline(None if self.end is None else self.seconds_left - seconds, self.stop)
+        return Deadline(self.seconds_left - seconds, self.stop)
 
     @property
     def is_over(self) -> bool:

@@ -139,7 +139,7 @@ def plan(
         return searched(dead=failed)  # a vector does not describe unlike peers, so keep the names
     if failed and job.planner.move and not quick:
         if progress:
-            progress("normalizing", float("inf"))
+            progress("normalizing", inf)
         vector, vacant, moves, *_ = normalize(job, failed)
     result = searched(dead=dead_roles(job.shape, vector))
     return replace(result.for_processes(vacant), moves=moves)

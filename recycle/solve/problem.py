@@ -44,8 +44,6 @@ OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
 """Operations that an instruction stands for; a whole B is an I directly followed by its W, if the problem splits it."""
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
-MOST_OPERATIONS = MOST_INSTRUCTIONS
-"""Maximum operations of a problem, so that its plan can be read again: about 1 kB and 10 microseconds each."""
 SHORTEST, LONGEST = 1e-6, 1e12
 """Range of times in seconds; beyond it, tolerances and sums lose accuracy."""
 TOLERANCE = 1e-9
@@ -414,9 +412,9 @@ class Problem:
 
 def _require_size(shape: Shape, split: bool) -> None:
     operations = (3 if split else 2) * shape.stages * shape.global_micro_batches
-    if operations > MOST_OPERATIONS:
+    if operations > MOST_INSTRUCTIONS:
         raise PlanError(
-            f"[shape]: {shape} has {operations:,} operations, more than the {MOST_OPERATIONS:,} that can be planned;"
+            f"[shape]: {shape} has {operations:,} operations, more than the {MOST_INSTRUCTIONS:,} that can be planned;"
             f" a first plan would need about {operations / 1e6:,.0f} GB of memory and {operations / 6e6:,.0f} minutes"
         )
 

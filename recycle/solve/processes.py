@@ -118,8 +118,8 @@ def _uninterrupted() -> Iterator[None]:
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None
-    assert parent.pid is not None
+    assert parent
+    assert parent.pid
     die_with_parent(parent.pid)
     while True:
         try:

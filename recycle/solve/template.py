@@ -56,7 +56,8 @@ def copy_to_pipelines(problem: Problem, assignment: Assignment, template: Proble
         place[program] = np.arange(len(program))
     position = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
     host = np.tile(assignment.host, problem.kinds)
-    line = np.lexsort((position, host))
+    most = max(*map(len, order), problem.shape.worker_count)
+    line = np.lexsort(np.array([position, host], dtype=np.min_scalar_type(most)))  # 16 bits sort by radix
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]
 
@@ -95,5 +96,5 @@ def unfold(
         unfolded = evaluate(problem, order_of_rule)
         if best is None or unfolded.period < best.period:
             best = unfolded
-    assert best is not None
+    assert best
     return best

@@ -105,7 +105,7 @@ class RisingBound:
 
     def until(self, deadline: Deadline) -> Deadline:
         """Return the deadline, which also ends when the bound is met."""
-        return Deadline(None if deadline.end is None else deadline.seconds_left, self)
+        return Deadline(deadline.seconds_left, self)
 
     def _raise(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import msgspec
 
@@ -77,7 +78,7 @@ def quick_elastic_plan(
     """
     begun = time.perf_counter()
     planner = LayoutPlanner(job, frozenset(failed), within)
-    plans = map(planner.plan, planner.list_hostings(float("inf"), deadline))
+    plans = map(planner.plan, planner.list_hostings(inf, deadline))
     plan = next((plan for plan in plans if plan is not None), None)
     return plan and replace(plan, seconds=round(time.perf_counter() - begun, 3))
 
@@ -99,7 +100,7 @@ def reroute_in_layout(job: PricedJob, within: Schedule, failed: Iterable[Worker]
     hosting = hosting_from_layout(planner.units, job.shape, held, job.prices)
     if hosting is None:
         raise PlanError("a unit of the model has no live host in the current layout; only moving layers can help")
-    listed = planner.list_hosting(hosting, float("inf"), deadline)
+    listed = planner.list_hosting(hosting, inf, deadline)
     plan = None if listed is None else planner.plan(listed)
     if plan is None:
         raise PlanError("[memory] limit: too small for the current layout without the dead workers; raise it")
@@ -171,7 +172,7 @@ class LayoutPlanner:
     def _caps(self, routes: Routes) -> list[float]:
         if self.room is None:
             limits = self.job.limits
-            return [float("inf") if limits is None else limits[worker.rank] for worker in routes.workers]
+            return [inf if limits is None else limits[worker.rank] for worker in routes.workers]
         units, workspace = self.units, self.units.price("workspace")
         return [
             self.room

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import inf
+from operator import attrgetter
 from statistics import median_low
 
 import numpy as np
@@ -99,7 +100,8 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
     without, by_work = problems[1], sorted(problems, key=even_load)
     pace, seconds, order_seconds = Pace(effort.deadline), effort.deadline.seconds_left, OPERATION_SECONDS * problem.size
     is_late, is_short = FIRST_ORDERS * order_seconds > seconds, order_seconds * len(problems) < FIRST_SECONDS
-    starts: list[SearchStart] = []
+    starts: dict[Problem, SearchStart] = {}
+    period = attrgetter("best.period")
 
     def turns() -> Iterator[tuple[Problem, int]]:
         first = without
@@ -107,19 +109,20 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
             yield problem, 0
         elif seconds < inf and even_load(without) > MUCH_WORK * even_load(problem):
             yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
-            first = min(starts, key=lambda start: start.best.period).problem
+            first = min(starts.values(), key=period).problem
         yield first, most
-        yield from ((each, most if seconds == inf else 0) for each in by_work if each is not first)
+        rest = (each for each in by_work if each not in (first, is_late and problem))
+        yield from ((each, most if seconds == inf else 0) for each in rest)
 
     for each, policies in turns():
-        best = min((start.best.period for start in starts), default=inf)
+        best = min(map(period, starts.values()), default=inf)
         is_over = len(starts) > is_late and pace.is_over() and (policies or not is_short)
         if starts and (is_over or effort.is_met(problem, best)):
             break
         if even_load(each) < best - TOLERANCE:
-            starts.append(find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each))
-    starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
-    return list({start.problem: start for start in starts[::-1]}.values())[::-1]
+            start = find_initial_order(each, effort.part(1.0), policies) if policies else _default_start(each)
+            starts[each] = min(starts.get(each, start), start, key=period)
+    return sorted(starts.values(), key=lambda start: (round(period(start) / TOLERANCE), len(start.problem.dead)))
 
 
 def _default_start(problem: Problem) -> SearchStart:
@@ -145,7 +148,8 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     first: list[Policy] = []
     templates: Templates = ()
     if problem.dead or not problem.peers_are_alike:
-        templates = _unfolded_templates(problem, effort, most)
+        by_slots = assignments[0 if problem.peers_are_alike else -1]
+        templates = _unfolded_templates(problem, effort, most, by_slots)
         unfolded, _, begun = templates[0]
         orders, first = [unfolded], [replace(begun.policy, assignment=assignment) for assignment in assignments]
         most = min(most, OPERATIONS_AFTER_TEMPLATE // problem.size)
@@ -194,14 +198,14 @@ def may_exchange(problem: Problem) -> bool:
     return shape.placement == "v" and shape.pipelines > 1 and problem.reroute and is_odd
 
 
-def _unfolded_templates(problem: Problem, effort: Effort, most: int) -> Templates:
+def _unfolded_templates(problem: Problem, effort: Effort, most: int, by_slots: Assignment) -> Templates:
     templates = list[tuple[Incumbent, Assignment, SearchStart]]()
     pace, best = Pace(effort.deadline), inf
     for running in _running(problem)[:most]:
         if templates and pace.is_over():
             break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
-        assignment = assign_by_slots(problem, running)
+        assignment = assign_by_slots(problem, running) if templates else by_slots
         begun = find_initial_order(template_problem(problem, assignment.slots, running), part, most)
         if begun.best.period < UNFOLD_RATIO * best:
             unfolded = unfold(problem, assignment, begun.problem, begun.best.order, part.deadline, most)
@@ -240,8 +244,8 @@ def _best_of_portfolio(
         if best is None or candidate.period < best.period:
             best, chosen = candidate, policy
             effort.report("constructing", best.period)
-    assert best is not None
-    assert chosen is not None
+    assert best
+    assert chosen
     return best, chosen
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -16,7 +18,7 @@ from recycle.solve import effort as efforts
 from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import improve
-from recycle.solve.search.initial_orders import SearchStart, find_initial_order
+from recycle.solve.search.initial_orders import SearchStart, find_initial_order, find_starts
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.local_search import search_from, search_templates
 from recycle.solve.search.order_kernels import time_order
@@ -42,6 +44,14 @@ FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves", "t
 
 def start_of(priced: PricedJob, dead: list[Worker]) -> SearchStart:
     return find_initial_order(Problem.from_job(priced, dead), Effort(0.0), 3)
+
+
+def test_a_search_with_slow_workers_begins_with_the_shortest_order() -> None:
+    priced = job(4, 8, 4)
+    prices = replace(priced.prices, speed={"2.3": 1.5, "2.5": 3.0})
+    problem = Problem.from_job(msgspec.structs.replace(priced, prices=prices))
+    starts = find_starts(problem, Effort(0.0, Deadline(0.5)))
+    assert starts[0].best.period == min(start.best.period for start in starts)
 
 
 @pytest.mark.search
