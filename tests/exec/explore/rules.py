@@ -379,7 +379,7 @@ class Rules:
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "checkpoint" if "error" not in event:
                 self._kept.add(event["step"])
-        if event["kind"] == "undone" and self._is_calm:
+        if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
             self._fail("repeated", f"step {event['step']}, although all departures were announced")
         if event["kind"] == "checkpoint" and not re.search(CHECKPOINT_ERRORS, event.get("error", "within")):
             self._fail("checkpoint", event["error"])
