@@ -169,6 +169,8 @@ class Socket:
 
     def close(self) -> None:
         self.shutdown(0)
+        for connection in self._accepted or ():
+            connection.close()
         if self._name is not None:
             machine.KERNEL.listeners.pop(self._name, None)
         with suppress(ValueError):
