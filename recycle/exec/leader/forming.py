@@ -81,12 +81,12 @@ class Forming(Membership):
 
     def fence(self, lost: Mapping[Worker, str]) -> None:
         """Fence workers, each with its reason, and end the generation. Raises StageLost."""
-        for worker in sorted(lost):
-            self.kill(worker)
+        for worker in lost:
             self.remove_live(worker)
         self.reset_failures()
         self.end_generation()
-        for worker, cause in sorted(lost.items()):  # after the barrier: a leader that was cut off accuses no worker
+        for worker, cause in sorted(lost.items()):  # after the barrier: a leader without the role kills no worker
+            self.kill(worker)
             self.log_detected(worker, self._with_reason(worker, cause))
         if self._lost_since is None:
             self._lost_since = self.now
