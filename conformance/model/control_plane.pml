@@ -153,7 +153,7 @@ inline suspect(w) {
   atomic {
     leads[a] && next[a] == decide && faults && me.committed < STEPS && me.phase != ended && me.phase != abandoned &&
     is_live(w) && linked(w) && has(alive, w) && !is_dead(w) ->
-    faults--; struck = struck | bit(w); kills[a] = kills[a] | bit(w); fence(bit(w))
+    faults--; struck = struck | bit(w); fence(bit(w))
   }
 }
 
