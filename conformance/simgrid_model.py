@@ -4,7 +4,7 @@
     /usr/bin/python3 -m conformance.simgrid_model [FILE...]
 
 Prints the cases that differ by over 1 %; the exit status is 1 if there are any. Each worker is an actor that computes.
-Each directed pair of workers has a link of its own, whose transfers two actors carry, one at each end. With one channel
+Each directed pair of workers has one link, whose transfers two actors carry, one at each end. With one channel
 per worker, a single actor of each worker carries all its transfers in the order of the program. A transfer is a
 rendezvous of two actors in a mailbox. Reduces are barriers.
 """

@@ -124,7 +124,7 @@ class Election:
 
     @property
     def is_reached(self) -> bool:
-        """Whether etcd answers, about three times per lease; otherwise this node may be the one that is cut off."""
+        """Whether etcd has renewed the lease lately (it does so every third of it); else this node may be cut off."""
         return self._lease is not None and time.monotonic() - self._lease.answered < 0.4 * self._settings.lease
 
     def resign(self) -> None:

@@ -59,8 +59,10 @@ EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
 BOUND_SHARE = 0.4
 """Maximum share of the time for the bound if no thread computes it during the search."""
-FINISHING_SECONDS, FINISHING, CHECKING, AGAIN_SHARE = 1e-5, 3.0, 1.0, 0.1
+FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """Reserved after the search: seconds per operation until a simulation is timed, then simulations; of the check."""
+AGAIN_SHARE = 0.1
+"""Share of the remaining time from which the reserved time is measured again."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """Allowed delay of a plan; a job whose first plan would take longer is refused."""
 TRIAL_SHARE = 0.15
@@ -271,8 +273,8 @@ def _plan(
             graph = lowered_graph(schedule)
             timeline = time_graph(graph, profile)
             simulated = time.perf_counter() - simulated
-            if FINISHING * simulated < AGAIN_SHARE * limit.seconds_left:
-                break  # else the first time may include the loading of kernels
+            if FINISHING * simulated < max(FINISHING_SECONDS * whole.size, AGAIN_SHARE * limit.seconds_left):
+                break  # else this time may include the loading of kernels
         deadline = limit.earlier(FINISHING * simulated)
         report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)

@@ -253,7 +253,7 @@ class NodeAgent:
 
     def hello(self) -> Hello:
         self._forget_batch()
-        self._beats_due = 0.0  # the leader may have heard none for as long as there was no connection
+        self._beats_due = 0.0  # the leader has heard none since the connection was lost
         self._fresh_keys = dict(self._standing.keys)
         return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())
 

@@ -22,7 +22,7 @@ class AgentServer:
         self.runtime, self._hub, self._key = runtime, hub, key
         self._peers: dict[Link, tuple[int, Peer]] = {}
         self._sessions: dict[str, Link] = {}
-        self._links = dict[Link, None]()
+        self._links = dict[Link, None]()  # in order
         self._strangers = dict[Link, float]()
         self._listener = listener
         hub.listen(listener, self._accept)

@@ -38,7 +38,7 @@ ATTEMPTS = 5
 FAILURES = 2
 """Failed attempts of a worker to form its groups before the worker is fenced."""
 OF_PEER = re.compile("connection|peer|remote", re.IGNORECASE)
-"""In the errors of gloo, NCCL and sockets about a process that has failed elsewhere."""
+"""Matches errors of gloo, NCCL and sockets that another process causes."""
 GRACE_SECONDS = 1.0
 """Seconds to wait for a death that explains a failure, before the same workers form again."""
 PLAN_SECONDS = 3600.0
@@ -210,7 +210,7 @@ class Forming(Membership):
             self._fence_late(late, f"groups of generation {generation} did not form")
 
     def _blame(self, failed: Mapping[Worker, str]) -> None:
-        """Blame failures of workers' own, else the first ones: others may be consequences, also of a death."""
+        """Blame workers whose error names no peer, else those that fail first: other failures may be consequences."""
         if self._failed_since is None:
             self._blamed = set(failed)
         if self._may_be_explained():

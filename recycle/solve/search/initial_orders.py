@@ -111,8 +111,8 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
             yield from ((each, 1) for each in dict.fromkeys((without, *by_work)))
             first = min(starts.values(), key=period).problem
         yield first, most
-        rest = (each for each in by_work if each not in (first, is_late and problem))
-        yield from ((each, most if seconds == inf else 0) for each in rest)
+        made = {first, problem} if is_late else {first}
+        yield from ((each, most if seconds == inf else 0) for each in by_work if each not in made)
 
     for each, policies in turns():
         best = min(map(period, starts.values()), default=inf)
