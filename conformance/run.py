@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 Case = dict[str, Any]
 FOLDER = Path(__file__).parent
@@ -23,10 +23,23 @@ DEFAULTS: Case = {
 """The keys that a case may leave out."""
 
 
+def refuse(what: str) -> NoReturn:
+    """Print an error, and exit with status 2."""
+    print(f"error: {what}", file=sys.stderr)
+    sys.exit(2)
+
+
 def read_cases(files: Iterable[Path]) -> Iterator[Case]:
-    """The cases of files, with the defaults of keys that they leave out."""
+    """The cases of files, with the defaults of keys that they leave out; exits with status 2 if a file has others."""
     for file in files:
-        for case in json.loads(file.read_text(encoding="utf-8")):
+        try:
+            cases = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            refuse(f"{file}: {error}")
+        needed = {"name", "shape", "programs", "expect"}
+        for number, case in enumerate(cases if isinstance(cases, list) else [cases]):
+            if not isinstance(case, dict) or needed - case.keys():
+                refuse(f"{file}: case {number} needs the keys {', '.join(sorted(needed))}; see conformance/README.md")
             yield {**DEFAULTS, **case, "file": file.stem}
 
 
@@ -56,7 +69,11 @@ def main(arguments: list[str]) -> int:
     named = [argument for argument in arguments if ":" in argument] or ["conformance.interpreter:check"]
     module, _, function = named[0].partition(":")
     files = [Path(argument) for argument in arguments if ":" not in argument] or sorted(FOLDER.glob("cases/*.json"))
-    lines = list(differences(getattr(import_module(module), function), files))
+    try:
+        check = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        refuse(f"{named[0]}: {error}")
+    lines = list(differences(check, files))
     print(*lines, f"{len(list(read_cases(files)))} cases, {len(lines)} differ", sep="\n")
     return bool(lines)
 

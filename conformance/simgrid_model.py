@@ -199,7 +199,9 @@ def main(arguments: list[str]) -> int:
         worst, differ = max(worst, share), differ + (share > TOLERANCE)
         if share > TOLERANCE:
             print(f"{case['file']}: {case['name']}: expected {expected}, SimGrid {answers}")
-    print(f"{len(modelled)} of {len(cases)} cases, {differ} differ by over {TOLERANCE:.0%}, at most {worst:.2%}")
+    print(
+        f"{len(modelled)} of {len(cases)} cases compared, {differ} differ by over {TOLERANCE:.0%}, at most {worst:.2%}"
+    )
     return bool(differ)
 
 

@@ -52,6 +52,19 @@ def test_a_case_that_was_changed_differs(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(cases)} cases, {len(cases)} differ"
 
 
+@pytest.mark.parametrize(
+    ("text", "error"), [(None, "No such file"), ("[1", "Expecting"), ('[{"name": 1}]', "case 0 needs the keys expect")]
+)
+def test_bad_files_are_refused(tmp_path, capsys, text, error):
+    file = tmp_path / "bad.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        run.main([str(file)])
+    assert f"error: {file}: " in (message := capsys.readouterr().err)
+    assert error in message
+
+
 @pytest.mark.process
 def test_the_suite_runs_without_recycle(tmp_path):
     shutil.copytree(FOLDER.parent, tmp_path / "conformance", ignore=shutil.ignore_patterns("recycle*"))
@@ -71,7 +84,10 @@ def test_simgrid_has_the_times_of_the_cases(tmp_path):
     cases[0]["expect"]["period"] *= 1.02
     (tmp_path / "changed.json").write_text(json.dumps(cases[:1]))
     command = [python, "-m", "conformance.simgrid_model"]
-    for name, code, ends in (("whole", 0, "12 of 12 cases, 0 differ"), ("changed", 1, "1 of 1 cases, 1 differ")):
+    for name, code, ends in (
+        ("whole", 0, "12 of 12 cases compared, 0 differ"),
+        ("changed", 1, "1 of 1 cases compared, 1 differ"),
+    ):
         files = [str(tmp_path / f"{name}.json")]
         done = subprocess.run(command + files, cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout.splitlines()[-1].startswith(ends)) == (code, True), done
