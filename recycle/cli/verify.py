@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from recycle.cli.terminal import Result
 from recycle.errors import PlanError
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
+from recycle.job.sections import AUTO
+from recycle.job.shape import Placing
 from recycle.plans import Entry, Plan
 from recycle.plans.library import MANIFEST, job_key
 from recycle.plans.verify import NotProven, verify as verify_plan
@@ -28,23 +30,28 @@ def verify(plan: Path, job: Path | None = None) -> Result:
     files = sorted(file for file in plan.glob("*.json") if file.name != MANIFEST) if plan.is_dir() else [plan]
     if not files:
         raise PlanError(f"{plan}: has no plan; recycle plan JOB --failures N --library {plan} makes some")
-    key = None if job is None else job_key(price(Job.load(job)))
-    verdicts = [_verdict(file, key) for file in files]
+    keys = None if job is None else _keys(Job.load(job))
+    verdicts = [_verdict(file, keys) for file in files]
     proven = all(verdict["proven"] for verdict in verdicts)
     figures = {"proven": proven, "plans": verdicts} if plan.is_dir() else verdicts[0]
     return Result(figures, [_line(**verdict) for verdict in verdicts], int(not proven))
 
 
-def _verdict(file: Path, key: str | None) -> dict[str, Any]:
+def _keys(job: Job) -> set[str]:
+    placements = get_args(Placing) if job.grid.placement == AUTO else [job.grid.placement]
+    return {job_key(price(job.placed(placement))) for placement in placements}
+
+
+def _verdict(file: Path, keys: set[str] | None) -> dict[str, Any]:
     schedule = Schedule.load(file)
     plan = Plan.from_schedule(schedule, str(file))
     rules = [] if plan.certificate is None else list(dict.fromkeys(rule for rule, *_ in plan.certificate.rows))
     bound, period, reason = None, plan.period, None
     try:
-        if key is not None and Entry.of(plan).job != key:
-            raise NotProven("the plan is for another job")
         if plan.fixed_bound is not None:
             raise NotProven("its bound is about all elastic layouts, which no rule covers; plan with --layout fixed")
+        if keys is not None and Entry.of(plan).job not in keys:
+            raise NotProven("the plan is for another job")
         bound, period = verify_plan(schedule, str(file))
     except NotProven as error:
         reason = str(error)

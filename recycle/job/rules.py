@@ -123,8 +123,8 @@ def _metrics(job: Sections) -> Iterator[str]:
 
 def _model(job: Sections) -> Iterator[str]:
     model, is_emulated = job.model, job.model.kind == "emulated"
-    if job.times.profile == ANALYTIC:
-        job.layers_per_stage()
+    if job.times.profile == ANALYTIC and 0 in (layers := job.layers_per_stage()):
+        yield f"[model] split: stage {layers.index(0)} has no layer; the analytic model needs one in each stage"
     if model.provider is None and model.hidden % model.heads:
         yield f"[model] heads: {model.heads} heads do not divide hidden = {model.hidden}"
     for key, name in job.named_functions().items():

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from math import gcd
+from math import gcd, log10
 
 import numpy as np
 import numpy.typing as npt
@@ -349,11 +349,14 @@ class Problem:
                 return (gcd(*(round(t * factor) for t in times)) or 1) / factor
         return 0.0
 
-    def in_grains(self) -> Problem:
-        """Return the same problem with times in units of its grain; unchanged times without one."""
+    @cached_property
+    def bound_unit(self) -> float:
+        """Unit of time in which bounds are computed: the grain; without one, a power of ten near a typical time."""
+        return self.grain or 10.0 ** round(log10(self.unit))
 
+    def in_bound_units(self) -> Problem:
         def counted(times: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(t / (self.grain or 1.0) for t in times)
+            return tuple(t / self.bound_unit for t in times)
 
         return replace(
             self,

@@ -37,8 +37,17 @@ def test_plan_that_proves_too_little_has_status_1(planned, command):
     assert command("verify wrong.json").out.startswith("wrong.json: not proven: ")
     Path("job.toml").write_text(JOB.replace("limit = 3", "limit = 4"))
     assert command("verify plan.json --job job.toml").status == 1
-    assert command("plan job.toml --failed 1.1 --layout elastic -o elastic.json").status == 0
-    assert "--layout fixed" in command("verify elastic.json --json").json["reason"]
+    assert command("plan job.toml --failed 0.1,1.1 --layout elastic -o elastic.json").status == 0
+    assert "--layout fixed" in command("verify elastic.json --job job.toml --json").json["reason"]
+
+
+@pytest.mark.parametrize("placement", ["loop", "v"])
+def test_plan_on_either_placement_is_one_of_a_job_with_both(command, placement):
+    text = JOB.replace("ranks = 2", 'ranks = 2\nchunks = 2\nplacement = "PLACEMENT"')
+    for name in (placement, "auto"):
+        Path(f"{name}.toml").write_text(text.replace("PLACEMENT", name))
+    assert command(f"plan {placement}.toml -o plan.json").status == 0
+    assert command("verify plan.json --job auto.toml").status == 0
 
 
 def test_library_is_proven_plan_by_plan(planned, command):

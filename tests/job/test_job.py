@@ -134,6 +134,10 @@ def test_layers_divide_or_are_stated():
     assert Job.from_toml(SHAPE + "[model]\nlayers = 5\nsplit = [1, 2, 1, 1]\n").layers_per_stage() == [1, 2, 1, 1]
     with pytest.raises(JobError, match="5 layers do not divide over 4 stages"):
         Job.from_toml(SHAPE + "[model]\nlayers = 5\n").layers_per_stage()
+    without = SHAPE + "[model]\nlayers = 5\nsplit = [2, 0, 2, 1]\n"
+    assert price(Job.from_toml(without)).prices.forward == 1
+    with pytest.raises(JobError, match="stage 1 has no layer"):
+        Job.from_toml(without + '[times]\nprofile = "analytic"\n')
 
 
 @pytest.mark.parametrize(("text", "size"), [("20 GiB", 20 * 2**30), ("512 MB", 512e6), ("1.5kB", None), ("8B", 8)])

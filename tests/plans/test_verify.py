@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from benchmarks import cp_sat
 from benchmarks.planner_random import FAMILIES, drawn
 from recycle import RecycleError, Schedule, Worker
-from recycle.job import PricedJob
+from recycle.job import Job, PricedJob, price
 from recycle.plans import Plan
 from recycle.plans.verify import ALONE, TOGETHER, Certificate, ExactJob, NotProven, Program, prove, verify
-from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds import lower_bound, rising_bounds
 from recycle.solve.bounds.bound import Bound, certify
 from recycle.solve.effort import Deadline
 from recycle.solve.planner import plan
@@ -76,6 +76,16 @@ def test_certificates_of_random_jobs_prove_the_bound_of_the_planner():
         assert made.certified_bound == bound == prove(made.as_schedule())
         rules |= {rule for rule, *_ in made.certificate.rows}
     assert rules >= {*ALONE, "rate", "memory"}
+
+
+def test_each_bound_of_times_in_microseconds_has_a_certificate():
+    text = (
+        "[shape]\npipelines = 1\nranks = 3\nmicro_batches = 4\nchunks = 2\n[memory]\nlimit = 3\n[model]\nlayers = 12\n"
+    )
+    priced = price(Job.from_toml(text + '[times]\nprofile = "analytic"\n'))
+    problem = Problem.from_job(priced, [])
+    for bound in rising_bounds(problem):
+        assert certified(priced, problem, bound).certified_bound == bound < 4e-4
 
 
 def test_share_of_the_busiest_host_is_needed():

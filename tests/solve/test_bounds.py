@@ -152,7 +152,7 @@ def test_program_that_presolve_spoils_is_solved_without_it():
 def test_aligned_grid_is_tighter_with_little_memory():
     """Of 72 slots a third has nothing to hold until the first micro-batch is at the second chunk, and again at the end;
     the unaligned grid rounds away more of how long activations are held than that."""
-    problem = Problem.from_job(job(8, 11, 14, 3, chunks=2, link=0.05)).in_grains()
+    problem = Problem.from_job(job(8, 11, 14, 3, chunks=2, link=0.05)).in_bound_units()
     assert closed_form(problem) == pytest.approx(333.3 * 20)
     assert fluid.max_completed(problem, 345 * 20, (0, 11)) == pytest.approx(112)
     assert fluid.max_completed(problem, 345 * 20, (0, 11), 400) < 111.9

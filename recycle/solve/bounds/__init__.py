@@ -30,10 +30,10 @@ def lower_bound(problem: Problem, deadline: Deadline | None = None) -> Bound:
 
 def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[Bound]:
     """Yield proven lower bounds as they are found, ascending, the closed form first."""
-    counted = problem.in_grains()
+    counted = problem.in_bound_units()
     bound = max(closed_forms.loads_and_detours(counted), closed_forms.lanes(counted))
     for higher in fluid.rising_bounds(counted, bound, _chains(counted), deadline or Deadline(None)):
-        yield higher.in_units(problem.grain or 1.0)
+        yield higher.in_units(problem.bound_unit)
 
 
 def closed_form(problem: Problem) -> Bound:
@@ -41,11 +41,11 @@ def closed_form(problem: Problem) -> Bound:
 
     If workers are alike, the bound for dead workers on several ranks is the maximum of the bounds of each rank alone.
     """
-    return closed_forms.loads_and_detours(problem.in_grains()).in_units(problem.grain or 1.0)
+    return closed_forms.loads_and_detours(problem.in_bound_units()).in_units(problem.bound_unit)
 
 
 def even_load(problem: Problem) -> float:
-    """Return the work of the busiest rank, spread evenly over its hosts: a bound in microseconds, weaker yet."""
+    """Return the work of the busiest rank, spread evenly over its hosts: a weaker bound, which takes microseconds."""
     return max(closed_forms.work(problem, r) + update for r, update in enumerate(problem.rank_update_seconds))
 
 

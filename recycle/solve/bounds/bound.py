@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import floor, log10
 from typing import Any, Self
 
 from recycle.job.profile import Profile
@@ -47,12 +48,18 @@ class Bound(float):
         return Bound(self, self.window, self.proof, unit)
 
 
+def rounded_down(time: float) -> float:
+    """Return a time with 11 digits, so that the grid still covers it when both are read with 12."""
+    unit = 10.0 ** (floor(log10(time or 1.0)) - 10)
+    return floor(time / unit + 1e-3) * unit
+
+
 def certify(plan: Plan, bound: Bound, profile: Profile) -> Plan:
     """Return the plan with the certificate of a bound; without one if it does not verify."""
     usual = Profile().to_json()
     stated = {key: value for key, value in profile.to_json().items() if value != usual[key] and key != "measured"}
     for digits in DIGITS:
-        certificate = Certificate(float(bound), bound.unit, bound.window, stated, **bound.proof(digits))
+        certificate = Certificate(float(bound), bound.unit, rounded_down(bound.window), stated, **bound.proof(digits))
         certified = replace(plan, certificate=certificate)
         with suppress(NotProven):
             prove(certified.as_schedule())

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import ceil, floor, inf, log10
+from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.solve.bounds.bound import Bound
+from recycle.solve.bounds.bound import Bound, rounded_down
 from recycle.solve.constants import (
     FINE_COLUMNS,
     GRID_POINTS,
@@ -375,8 +375,10 @@ def fine_at_ends(problem: Problem, end: float) -> Floats:
     if 2 * GRID_POINTS * step >= end:
         return np.append(np.arange(0, end - TOLERANCE, step), end)
     near = np.arange(GRID_POINTS) * step
-    between = np.linspace(near[-1], end - near[-1], GRID_POINTS)
-    return np.concatenate([near, between[1:-1], end - near[::-1]])
+    between = np.linspace(near[-1], end - near[-1], GRID_POINTS)[1:-1]
+    if problem.is_integral:
+        between = np.round(between)  # lags end on points, also as a certificate states them
+    return np.unique(np.concatenate([near, between, end - near[::-1]]))
 
 
 def _pieces(times: Floats) -> list[tuple[float, float, int]]:
@@ -384,9 +386,8 @@ def _pieces(times: Floats) -> list[tuple[float, float, int]]:
     pieces = list[tuple[float, float, int]]()
     for part in np.split(times[:-1], np.flatnonzero(np.abs(np.diff(times[:-1], 2)) > TOLERANCE) + 2):
         step = float(part[1] - part[0]) if len(part) > 1 else 1.0
-        unit = 10.0 ** (floor(log10(step)) - 10)
-        rounded = floor(step / unit + 1e-3) * unit
-        is_piece = part[0] == 0 or step - rounded < 1e-3 * unit
+        rounded = rounded_down(step)
+        is_piece = part[0] == 0 or step - rounded < 1e-14 * step
         pieces += [(float(part[0]), rounded, len(part))] if is_piece else [(time, 0.0, 1) for time in part.tolist()]
     return [*pieces, (float(times[-1]), 0.0, 1)]
 
