@@ -1,0 +1,363 @@
+"""The contract of transports under failures, rule by rule, on every transport that CPUs have.
+
+docs/guides/transports.md lists the rules. NCCL's transport runs over the simulated accelerator.
+"""
+
+import gc
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import pytest
+import torch
+
+from recycle import Shape, Worker
+from recycle.exec.transport.base import TransportError
+from recycle.ir.families import one_f_one_b
+from recycle.ir.instruction import Receive, Send
+from tests.exec.transport.test_transports import SCHEDULES
+from tests.exec.transport_workers import WAITS, Participant, TransportWorkers
+from tests.waiting import until
+
+pytestmark = pytest.mark.process
+KINDS = ["gloo", "accelerator", "staged"]
+GRID = replace(one_f_one_b(Shape(2, 2, 3)), buckets=2)
+ALL = range(4)
+SOON = 3.0
+"""Seconds in which a wait ends that nothing holds up."""
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with TransportWorkers(5) as started:
+        yield started
+
+
+# What a process can wait for, on a peer that does not come.
+
+
+def receive(process: Participant):
+    transport = process.transport
+    transport.begin(process.program, 0)
+    transport.receive(next(op for op in process.program if isinstance(op, Receive)))()
+    transport.settle()
+
+
+def send(process: Participant):
+    transport = process.transport
+    transport.begin(process.program, 0)
+    for instruction in process.program:
+        if isinstance(instruction, Send):
+            transport.send(instruction, torch.ones(4, 3))
+    transport.begin(process.program, 2)
+    transport.settle()
+
+
+def add_up(process: Participant):
+    process.transport.reduce(process.role.rank, [torch.ones(3)], 0)
+    process.transport.reduce(process.role.rank, [torch.ones(3)])
+
+
+def neighbor(process: Participant) -> Worker:
+    return process.role._replace(rank=1 - process.role.rank)
+
+
+def send_state(process: Participant):
+    process.transport.send_state(neighbor(process), [torch.ones(5)])
+    process.transport.settle()
+
+
+def receive_state(process: Participant):
+    process.transport.receive_state(neighbor(process), [torch.ones(5)])
+    process.transport.settle()
+
+
+def gather_values(process: Participant):
+    transport = process.transport.host_side()
+    group, parts = transport.group_of(None), [torch.ones(1) for _ in ALL]
+    transport.await_collective([group.allgather([parts], [torch.ones(1)])], group)
+
+
+def scatter(process: Participant):
+    if process.plugin.has_shards:
+        process.transport.reduce_scatter(process.role.rank, [[torch.ones(3), torch.ones(3)]])
+    else:
+        add_up(process)
+
+
+def gather(process: Participant):
+    if process.plugin.has_shards:
+        process.transport.gather(process.role.rank, list(torch.ones(2, 3)))
+    else:
+        add_up(process)
+
+
+
+
+ACTIONS = (receive, add_up, send, send_state, receive_state, gather, scatter, gather_values)
+"""The first four wait for each other's processes in vain, if those of a grid begin them, and the last four."""
+
+
+def form(workers: TransportWorkers, kind: str, **options):
+    assert workers.form(kind, GRID, ALL, **options) == ["done"] * len(ALL)
+
+
+def leave(workers: TransportWorkers, ranks=ALL):
+    """End the generation, as the leader's message does."""
+    workers.tell(ranks, "stop")
+    for outcome in workers.outcomes(ranks, SOON):
+        assert outcome == "done" or outcome.startswith(FAILED), outcome
+    assert workers.run(ranks, Participant.end) == ["done"] * len(ranks)
+
+
+def work(workers: TransportWorkers, kind: str, schedule=GRID, ranks=ALL):
+    """Form a new generation, and check every bit of two iterations."""
+    assert workers.form(kind, schedule, ranks) == ["done"] * len(ranks)
+    assert workers.run(ranks, Participant.iterate, 2) == ["done"] * len(ranks)
+
+
+FAILED = ("TransportError: ", "Unreachable: ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_end_of_a_generation_ends_every_wait(kind, workers):
+    for actions in (ACTIONS[:4], ACTIONS[4:]):
+        form(workers, kind)
+        for rank, action in enumerate(actions):
+            workers.begin([rank], action)
+        assert workers.outcomes(ALL, 0.1) == [WAITS] * 4
+        workers.tell(ALL, "stop")
+        assert workers.outcomes(ALL, SOON) == ["TransportError: the generation is over"] * 4
+        assert workers.run(ALL, Participant.end) == ["done"] * 4
+        work(workers, kind)
+        leave(workers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", ["send", "sum"])
+def test_peers_of_a_killed_process_fail_before_they_are_told(end, kind, workers):
+    schedule, victim, survivors = SCHEDULES["in buckets"](), 4, range(4)
+    assert workers.form(kind, schedule, range(5)) == ["done"] * 5
+    workers.tell(survivors, "beat")
+    workers.begin(range(5), Participant.iterate, 3, end, victim)
+    workers.await_end(victim)
+    until(lambda: any(outcome.startswith(FAILED) for outcome in workers.outcomes(survivors, 0.0)), SOON)
+    workers.tell(survivors, "stop")
+    assert all(outcome.startswith(FAILED) for outcome in workers.outcomes(survivors, SOON))
+    assert workers.run(survivors, Participant.end) == ["done"] * 4
+    work(workers, kind, schedule, range(5))
+    leave(workers, range(5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peers_of_a_process_that_gives_up_fail_before_they_are_told(kind, workers):
+    form(workers, kind, impatient=3)
+    workers.tell(ALL, "beat")
+    for rank, action in ((1, add_up), (2, receive), (3, receive)):
+        workers.begin([rank], action)
+    (outcome,) = workers.outcomes([3])
+    assert outcome.startswith(FAILED)
+    assert kind == "accelerator" or "worker 2.0" in outcome
+    assert workers.run([3], Participant.end) == ["done"]
+    for outcome in workers.outcomes([1, 2], SOON):
+        assert outcome.startswith(FAILED)
+        assert "3.0" in outcome
+    leave(workers)
+    work(workers, kind)
+    leave(workers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_later_generation(kind, workers):
+    form(workers, kind, transport_timeout=1.0)
+    (process,) = workers.run([3], identify)
+    for rank, action in enumerate((send, add_up, receive, receive)):
+        workers.begin([rank], action)
+    assert workers.outcomes(ALL, 0.1) == [WAITS] * 4
+    os.kill(process, signal.SIGSTOP)
+    try:
+        assert all(outcome.startswith(FAILED) for outcome in workers.outcomes([0, 1, 2], SOON))
+        leave(workers, [0, 1, 2])
+        work(workers, kind, one_f_one_b(Shape(1, 3, 3)), [2, 0, 1])
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert workers.outcomes([3], SOON)[0].startswith(FAILED)
+    assert workers.run([2, 0, 1], Participant.iterate, 2) == ["done"] * 3
+    leave(workers)
+    work(workers, kind)
+    leave(workers)
+
+
+def identify(process: Participant):
+    return os.getpid()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_fail_at_once_after_an_error_and_after_the_end(kind, workers):
+    form(workers, kind, transport_timeout=0.5)
+    (outcome,) = workers.run([0], receive)
+    assert outcome.startswith(FAILED)
+    assert kind == "accelerator" or "worker 1.0" in outcome
+    assert workers.run([0], try_everything) == ["done"]
+    workers.tell([0], "stop")
+    assert workers.run([0], try_everything) == ["done"]
+    leave(workers)
+    assert workers.run([0], try_everything) == ["done"]
+    work(workers, kind)
+    leave(workers)
+
+
+def try_everything(process: Participant):
+    for action in ACTIONS:
+        began = time.monotonic()
+        with pytest.raises(TransportError):
+            action(process)
+        assert time.monotonic() - began < 0.4, action
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_form_again_with_fewer_others_and_other_roles(kind, workers):
+    pair, row = one_f_one_b(Shape(2, 1, 2)), one_f_one_b(Shape(1, 3, 3))
+    steps = [
+        [(GRID, [0, 1, 2, 3])],
+        [(row, [0, 1, 2])],  # without the last
+        [(pair, [0, 2])],  # without one in the middle
+        [(pair, [2, 0])],
+        [(one_f_one_b(Shape(1, 1, 1)), [rank]) for rank in ALL],
+        [(pair, [0, 1]), (pair, [2, 3])],
+        [(GRID, [3, 1, 0, 2])],
+        [(GRID, [3, 1, 0, 2])],
+        [(row, [1, 4, 3])],  # one that was in no generation before
+    ]
+    for groups in steps:
+        for schedule, ranks in groups:
+            work(workers, kind, schedule, ranks)
+        for schedule, ranks in groups:
+            if len(ranks) > 1:
+                workers.begin(ranks[:1], add_up if schedule is pair else receive)
+            leave(workers, ranks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_completes_before_a_random_end_is_right_and_nothing_arrives_after_it(kind, workers):
+    random = Random(7)
+    for _ in range(8):
+        ranks = random.sample(ALL, 4)
+        assert workers.form(kind, GRID, ranks) == ["done"] * 4
+        workers.begin(ranks, Participant.iterate, 50)
+        time.sleep(random.uniform(0.0, 0.05))
+        leave(workers, ranks)
+    work(workers, kind)
+    leave(workers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generation_can_end_in_every_state_twice_and_from_several_threads(kind, workers):
+    workers.tell(ALL, "offer", kind, "none", {"hung_after": 5.0})  # a plug-in that has formed nothing
+    assert workers.run(ALL, end_twice) == ["done"] * 4
+    form(workers, kind, hung_after=5.0)
+    workers.begin(ALL, Participant.iterate, 50)
+    for _ in range(3):
+        workers.tell(ALL, "stop")
+    leave(workers)
+    assert workers.run(ALL, end_twice) == ["done"] * 4
+    work(workers, kind)
+    leave(workers)
+
+
+def end_twice(process: Participant):
+    for end in (process.plugin.wake, process.plugin.end) * 2:
+        end()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forming_without_a_member_ends_at_its_deadline_or_with_the_generation(kind, workers):
+    coming = workers.begin_forming(kind, GRID, ALL, absent=3, form_timeout=1.0)
+    for outcome in workers.outcomes(coming, SOON):
+        assert outcome.startswith(FAILED)
+    leave(workers, coming)
+    coming = workers.begin_forming(kind, GRID, ALL, absent=3)
+    assert workers.outcomes(coming, 0.1) == [WAITS] * 3
+    leave(workers, coming)
+    work(workers, kind)
+    leave(workers)
+
+
+DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_all_types_and_sizes_keep_their_bits_after_forming_again(kind, workers):
+    form(workers, kind)
+    workers.begin([0], receive)
+    leave(workers)
+    form(workers, kind)
+    assert workers.run(ALL, copy_and_add) == ["done"] * 4
+    leave(workers)
+
+
+def copy_and_add(process: Participant):
+    transport, (pipeline, rank) = process.transport, process.role
+    for dtype, size in product((*DTYPES, torch.complex64), (1, 3, 70_001)):
+        generator, most = torch.Generator().manual_seed(size), 2 if dtype is torch.bool else 256
+        content = torch.randint(most, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+        if rank == 0:
+            transport.send_state(neighbor(process), [content.view(dtype)])
+        else:
+            copy = torch.zeros(size, dtype=dtype)
+            transport.receive_state(neighbor(process), [copy])
+            transport.settle()
+            assert torch.equal(copy.view(torch.uint8), content), dtype
+    transport.settle()
+    for dtype in DTYPES[4:]:
+        total = torch.full((1001,), pipeline + 1, dtype=dtype)
+        transport.reduce(rank, [total])
+        assert bool((total == 3).all()), dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forming_again_leaves_no_thread_and_no_socket_and_other_sockets_open(kind, workers):
+    def interrupt(times: int):
+        for turn in range(times):
+            form(workers, kind)
+            for rank, action in enumerate(ACTIONS[4 * (turn % 2) :][:4]):
+                workers.begin([rank], action)
+            leave(workers)
+        work(workers, kind)
+
+    interrupt(4)
+    assert workers.run(ALL, open_socket) == ["done"] * 4
+    leave(workers)
+    assert workers.run(ALL, count) == ["done"] * 4
+    interrupt(8)
+    leave(workers)
+    assert workers.run(ALL, check_counts) == ["done"] * 4
+
+
+def open_socket(process: Participant):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process.ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def counts() -> list[int]:
+    gc.collect()
+    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
+
+
+def count(process: Participant):
+    time.sleep(0.3)  # threads of groups end soon after them
+    process.counted = counts()
+
+
+def check_counts(process: Participant):
+    try:
+        until(lambda: all(now <= before for now, before in zip(counts(), process.counted, strict=True)), SOON)
+    except AssertionError:
+        import threading
+        raise AssertionError(str((counts(), process.counted, [t.name for t in threading.enumerate()])))
+    process.ends[0].sendall(b"whole")
+    assert process.ends[1].recv(8) == b"whole"
