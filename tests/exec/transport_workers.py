@@ -4,12 +4,16 @@ Started once per module. A test tells each process what to do next: form a gener
 thread, end the generation from another thread as a worker's watch thread does, leave it.
 """
 
+import gc
 import hashlib
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,6 +37,7 @@ from recycle.ir.instruction import (
 from recycle.job.sections import MembershipSection
 from recycle.plans.shards import owners_of
 from tests.exec.accelerator.transport import Simulated
+from tests.waiting import until
 from tests.warm import WarmPool
 
 MESSAGE = ((4, 3), torch.float32)
@@ -40,8 +45,11 @@ ENTRIES = 5
 LIMITS = {"transport_timeout": 60.0, "dead_after": 30.0, "form_timeout": 20.0}
 LATE = 30.0
 """Seconds after which an action counts as hung."""
+SOON = 3.0
+"""Seconds in which a wait ends that nothing holds up."""
 HEARTBEAT = 0.05
 WAITS = "waits"
+FAILED = ("TransportError: ", "Unreachable: ")
 
 
 class TransportWorkers(WarmPool):
@@ -223,3 +231,134 @@ def _repeat(call: Callable[[], object], ending: threading.Event):
 
 
 PLUGINS = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}
+
+
+# What a process can wait for, on a peer that does not come.
+
+
+def receive(process: Participant):
+    transport = process.transport
+    transport.begin(process.program, 0)
+    transport.receive(next(op for op in process.program if isinstance(op, Receive)))()
+    transport.settle()
+
+
+def send(process: Participant):
+    transport = process.transport
+    transport.begin(process.program, 0)
+    for instruction in process.program:
+        if isinstance(instruction, Send):
+            transport.send(instruction, torch.ones(4, 3))
+    transport.begin(process.program, 2)
+    transport.settle()
+
+
+def add_up(process: Participant):
+    process.transport.reduce(process.role.rank, [torch.ones(3)], 0)
+    process.transport.reduce(process.role.rank, [torch.ones(3)])
+
+
+def neighbor(process: Participant) -> Worker:
+    return process.role._replace(rank=1 - process.role.rank)
+
+
+def send_state(process: Participant):
+    process.transport.send_state(neighbor(process), [torch.ones(5)])
+    process.transport.settle()
+
+
+def receive_state(process: Participant):
+    process.transport.receive_state(neighbor(process), [torch.ones(5)])
+    process.transport.settle()
+
+
+def gather_values(process: Participant):
+    transport = process.transport.host_side()
+    group, parts = transport.group_of(None), [torch.ones(1) for _ in transport.members_of(None)]
+    transport.await_collective([group.allgather([parts], [torch.ones(1)])], group)
+
+
+def scatter(process: Participant):
+    if process.plugin.has_shards:
+        process.transport.reduce_scatter(process.role.rank, [[torch.ones(3), torch.ones(3)]])
+    else:
+        add_up(process)
+
+
+def gather(process: Participant):
+    if process.plugin.has_shards:
+        process.transport.gather(process.role.rank, list(torch.ones(2, 3)))
+    else:
+        add_up(process)
+
+
+ACTIONS = (receive, add_up, send, send_state, receive_state, gather, scatter, gather_values)
+"""The first four wait for each other's processes in vain, if those of a grid begin them, and the last four."""
+
+
+# Checks in a process.
+
+
+DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64)
+
+
+def identify(process: Participant):
+    return os.getpid()
+
+
+def try_everything(process: Participant):
+    for action in ACTIONS:
+        began = time.monotonic()
+        try:
+            action(process)
+        except TransportError:
+            assert time.monotonic() - began < 0.4, action
+        else:
+            raise AssertionError(f"{action} returns")
+
+
+def end_twice(process: Participant):
+    for end in (process.plugin.wake, process.plugin.end) * 2:
+        end()
+
+
+def copy_and_add(process: Participant):
+    transport, (pipeline, rank) = process.transport, process.role
+    for dtype, size in product((*DTYPES, torch.complex64), (1, 3, 70_001)):
+        generator, most = torch.Generator().manual_seed(size), 2 if dtype is torch.bool else 256
+        content = torch.randint(most, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+        if rank == 0:
+            transport.send_state(neighbor(process), [content.view(dtype)])
+        else:
+            copy = torch.zeros(size, dtype=dtype)
+            transport.receive_state(neighbor(process), [copy])
+            transport.settle()
+            assert torch.equal(copy.view(torch.uint8), content), dtype
+    transport.settle()
+    for dtype in DTYPES[4:]:
+        total = torch.full((1001,), pipeline + 1, dtype=dtype)
+        transport.reduce(rank, [total])
+        assert bool((total == 3).all()), dtype
+
+
+def open_socket(process: Participant):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process.ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def counts() -> list[int]:
+    """Threads, without those of simulated devices, and open files."""
+    gc.collect()
+    of_devices = sum(thread.name.startswith(("compute", "pool")) for thread in threading.enumerate())
+    return [len(os.listdir("/proc/self/task")) - of_devices, len(os.listdir("/proc/self/fd"))]
+
+
+def count(process: Participant):
+    time.sleep(0.3)  # threads of groups end soon after them
+    process.counted = counts()
+
+
+def check_counts(process: Participant):
+    until(lambda: all(now <= before for now, before in zip(counts(), process.counted, strict=True)), SOON)
+    process.ends[0].sendall(b"whole")
+    assert process.ends[1].recv(8) == b"whole"
