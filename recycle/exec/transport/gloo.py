@@ -228,6 +228,7 @@ class GlooTransport(GroupTransport):
     def exchange(
         self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
     ) -> Callable[[], list[torch.Tensor]]:
+        self._require_unbroken()
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
         own = self._tensor_rank
