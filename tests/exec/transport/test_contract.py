@@ -123,7 +123,7 @@ def test_peers_of_a_process_that_gives_up_fail_before_they_are_told(kind, worker
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_later_generation(kind, workers):
-    form(workers, kind, transport_timeout=1.0)
+    form(workers, kind, transport_timeout=0.5)
     (process,) = workers.run([3], identify)
     for rank, action in enumerate((send, add_up, receive, receive)):
         workers.begin([rank], action)
@@ -143,7 +143,7 @@ def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_late
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_fail_at_once_after_an_error_and_after_the_end(kind, workers):
-    form(workers, kind, transport_timeout=0.5)
+    form(workers, kind, transport_timeout=1.0)
     (outcome,) = workers.run([0], receive)
     assert outcome.startswith(FAILED)
     assert kind == "accelerator" or "worker 1.0" in outcome
@@ -208,7 +208,7 @@ def test_generation_can_end_in_every_state_twice_and_from_several_threads(kind, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_forming_without_a_member_ends_at_its_deadline_or_with_the_generation(kind, workers):
-    coming = workers.begin_forming(kind, GRID, ALL, absent=3, form_timeout=1.0)
+    coming = workers.begin_forming(kind, GRID, ALL, absent=3, form_timeout=0.5)
     peers = [1, 2]  # a communicator per lane connects the other one to these only
     assert all(outcome.startswith(FAILED) for outcome in workers.outcomes(peers, SOON))
     leave(workers, coming)
@@ -239,10 +239,10 @@ def test_forming_again_leaves_no_thread_and_no_socket_and_other_sockets_open(kin
             leave(workers)
         work(workers, kind)
 
-    interrupt(4)
+    interrupt(2)
     assert workers.run(ALL, open_socket) == ["done"] * 4
     leave(workers)
     assert workers.run(ALL, count) == ["done"] * 4
-    interrupt(8)
+    interrupt(6)
     leave(workers)
     assert workers.run(ALL, check_counts) == ["done"] * 4
