@@ -1,7 +1,4 @@
-"""Transports between processes: messages and sums are right, and no process waits for a dead peer.
-
-They run on gloo's transport and on NCCL's, a communicator per lane, over the simulated accelerator.
-"""
+"""Which transport a job gets, transports of other packages, and the order in which communicators form."""
 
 import re
 from collections import Counter
