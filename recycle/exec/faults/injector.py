@@ -134,14 +134,14 @@ def start_injector(
     faults: Sequence[str],
     tensor_parallel: int,
     member: StruckMember,
-    store: FormingStore,
+    open_store: Callable[[], FormingStore],
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
 ) -> FaultInjector:
     """Create the injector of a process, with threads for faults that another process of a pair reaches."""
     worker, _ = split_member(member.name)
-    exchange = partial(_exchange, member, store, tensor_parallel)
+    exchange = partial(_exchange, member, open_store, tensor_parallel)
     own: list[_Numbered] = []
     for number, fault in enumerate(map(parse_fault, faults)):
         is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
@@ -162,11 +162,17 @@ def _await_and_strike(number: int, fault: Fault, injector: FaultInjector, member
 
 
 def _exchange(
-    member: StruckMember, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
+    member: StruckMember,
+    open_store: Callable[[], FormingStore],
+    tensor_parallel: int,
+    number: int,
+    fault: Fault,
+    own_ends: Sequence[str],
 ) -> list[str]:
     other = fault.other if split_member(member.name)[0] == str(fault.worker) else fault.worker
     assert other is not None
     ends: list[str] = []
+    store = open_store()
     if str(other) in member.live:
         store.set(_ends_key(number, member.name), " ".join(own_ends))
         with suppress(RuntimeError):  # the generation is over, or the keys are late

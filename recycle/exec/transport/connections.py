@@ -89,24 +89,6 @@ def listening_ports() -> set[int]:
     return ports
 
 
-def shut_sockets(keep: set[str]) -> None:
-    for identity, descriptor in open_sockets().items():
-        if identity in keep:
-            continue
-        with contextlib.suppress(OSError), _socket_of(descriptor) as connection:
-            if connection.family != socket.AF_UNIX:
-                connection.getpeername()  # fails if not connected
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def shut(connections: Collection[Connection]) -> None:
-    """Shut those of these connections that are still open."""
-    for connection in own_connections([connection.descriptor for connection in connections]):
-        with contextlib.suppress(OSError), _socket_of(connection.descriptor) as end:
-            if connection in connections:
-                end.shutdown(socket.SHUT_RDWR)
-
-
 def give_up_after(connection: Connection, seconds: float) -> None:
     """Make the kernel break a connection that gets no answer for `seconds`, unless it is closed."""
     with contextlib.suppress(OSError), _socket_of(connection.descriptor) as end:

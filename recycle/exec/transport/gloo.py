@@ -3,15 +3,15 @@
 One group joins all live workers for transfers, and one group per stage joins its hosts for sums. With tensor
 parallelism each tensor rank has these groups, and another group joins the processes of each worker.
 
-Shutting this process's sockets interrupts blocked gloo transfers at both ends; aborting a group does not. Three kinds
-of waits may not end with the sockets: forming a group whose member died, an all-reduce, and a transfer posted at that
-moment. They run in a thread that is abandoned with its group at the end of the generation, because freeing the group
-would block. gloo reports a delivery only to a wait, so a thread per lane waits for sent messages, in order.
+A wait that times out ends all operations of its group with an error, and closes its connections, so peers notice it
+too. That is how a generation ends; aborting a group ends no wait, and shutting its sockets not every one. Forming a
+group whose member died ends only after a timeout. Forming and sums run in a thread that is abandoned. gloo reports a
+delivery only to a wait, so a thread per lane waits for sent messages, in order.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,15 +32,12 @@ from recycle.exec.transport.connections import (
     listening_ports,
     open_sockets,
     own_connections,
-    shut,
-    shut_sockets,
 )
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.groups import (
     STATE_TAG,
     GroupsOfGeneration,
     GroupTransport,
-    abandon_wait,
     received_parts,
 )
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
@@ -66,10 +63,6 @@ class Gloo(TransportPlugin):
     has_shards = True
     paces_links = True
 
-    def __init__(self, settings: TransportSettings) -> None:
-        super().__init__(settings)
-        self._older_sockets: set[str] | None = None
-
     @classmethod
     def refusal(cls, job: Job) -> str | None:
         if computes_on_gpu(job):
@@ -79,17 +72,8 @@ class Gloo(TransportPlugin):
             )
         return refusal_of_gloo(job.membership.ports)
 
-    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        if self._older_sockets is None:
-            self._older_sockets = set(open_sockets())
-        return super().open(groups)
-
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooTransport(self.settings, groups)
-
-    def wake(self) -> None:
-        if self._older_sockets is not None:
-            shut_sockets(self._older_sockets)
 
 
 class GlooTransport(GroupTransport):
@@ -108,6 +92,7 @@ class GlooTransport(GroupTransport):
         self._warned: set[Worker] = set()
         self._next_probe = 0.0
         self._lanes: dict[Worker, OutgoingLane] = {}
+        self._formed: list[Any] = []
 
     def form(self) -> None:
         settings, groups = self._settings, self._groups
@@ -135,20 +120,20 @@ class GlooTransport(GroupTransport):
         self._store.set(self._ends[role], " ".join(map(str, self._connections)))
         for group in formed.values():
             set_timeout(group, settings.limits.transport_timeout)
+        self._formed = list(formed.values())
         world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
         self._sums, self._everyone = formed, world
 
     def _await_work(self, work: Any) -> None:
+        seconds = self._settings.limits.transport_timeout
         if isinstance(work, PendingSend):
-            self._wait_until_over(work.waiting, math.inf)
+            self._wait_until_over(work.waiting, time.monotonic() + seconds)
         else:
-            work.wait(timedelta(seconds=self._settings.limits.transport_timeout))
-
-    def _wait_state(self, pending: Any) -> None:
-        self._wait_in_thread(partial(self._await_work, pending), self._outgoing)
+            work.wait(timedelta(seconds=seconds))
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        self._require_unbroken()
         if peer not in self._lanes:
             self._lanes[peer] = self._lane(peer)
         lane = self._lanes[peer]
@@ -203,7 +188,7 @@ class GlooTransport(GroupTransport):
         return stats
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
-        if stage not in self._sums:
+        if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._bucket_sums.setdefault(stage, [])
 
@@ -220,14 +205,15 @@ class GlooTransport(GroupTransport):
         del self._bucket_sums[stage]
 
         def finish() -> None:
-            _wait_for(started)
+            for reduced in started:
+                reduced.wait()
             run()
 
-        self._run_and_settle(finish, self._sums[stage])
+        self._run_and_settle(finish)
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        if stage in self._sums:
-            self._run_and_settle(partial(self._sharded(stage).gather, parts), self._sums[stage])
+        if self._sum_of(stage) is not None:
+            self._run_and_settle(partial(self._sharded(stage).gather, parts))
 
     def _sharded(self, stage: int) -> ShardedSums:
         hosts = self._groups.hosts[stage]
@@ -242,6 +228,7 @@ class GlooTransport(GroupTransport):
     def exchange(
         self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
     ) -> Callable[[], list[torch.Tensor]]:
+        self._require_unbroken()
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
         own = self._tensor_rank
@@ -258,34 +245,37 @@ class GlooTransport(GroupTransport):
                 self._await_work(work)
 
         def pending() -> list[torch.Tensor]:
-            self._wait_in_thread(all_done, self._tensor)
+            self._wait_in_thread(all_done)
             return received
 
         return pending
 
     def release(self) -> None:
-        shut(self._connections)
+        for group in self._formed:
+            for peer in range(group.size()):
+                with contextlib.suppress(RuntimeError):  # the timeout, or the connection is broken already
+                    if peer != group.rank():
+                        group.recv([torch.empty(1)], peer, PROBE_TAG).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         for lane in self._lanes.values():
-            if lane.last is not None and not lane.last.is_completed():
-                abandon_wait(lane.last.waiting, self._outgoing)
             lane.close()
         self._lanes = {}
         for thread in self._scattering.values():
             thread.shutdown(wait=False, cancel_futures=True)
-        for stage, works in self._bucket_sums.items():
-            if not all(work.is_completed() for work in works):
-                abandon_wait(self._thread.submit(_wait_for, works), self._sums[stage])
         super().close()
-        self._tensor = None
+        self._tensor, self._formed = None, []
 
     def _broken(self, error: RuntimeError) -> TransportError:
         message = first_line(error)
-        if "Connection timed out" not in message:
+        is_unreachable = "Connection timed out" in message
+        if not is_unreachable and "Connection closed" not in message and "Connection reset" not in message:
             return TransportError(message)
-        peer = min(self._cut_off_peers(), default=None)
-        return TransportError(message) if peer is None else Unreachable(message, peer)
+        peers = sorted(self._cut_off_peers())
+        workers = ", ".join(f"worker {self._groups.process(peer)}" for peer in peers)
+        if is_unreachable and peers:
+            return Unreachable(f"no answer from {workers}", peers[0])
+        return TransportError(f"connection closed by {workers or 'a worker'}")
 
     def _cut_off_peers(self) -> set[Worker]:
         standing = {str(connection) for connection in own_connections(open_sockets().values())}
@@ -297,11 +287,6 @@ class GlooTransport(GroupTransport):
             for peer, key in self._ends.items()
         }
         return {peer for peer, of_peer in ends.items() if broken_ends & set(of_peer)}
-
-
-def _wait_for(works: Sequence[Any]) -> None:
-    for work in works:
-        work.wait()
 
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:

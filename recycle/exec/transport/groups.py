@@ -14,12 +14,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from recycle.errors import first_line
-from recycle.exec.transport.base import Lane, LinkStats, Pending, PostedReceives, TransportError, lane_places
+from recycle.errors import RecycleError, first_line
+from recycle.exec.transport.base import (
+    Lane,
+    LinkStats,
+    Pending,
+    PostedReceives,
+    TransportError,
+    Unreachable,
+    lane_places,
+)
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker
@@ -28,8 +36,6 @@ from recycle.plans.shards import Owners
 OVER_SECONDS = 0.02
 """Polling interval of waits that cannot be interrupted."""
 STATE_TAG = 1 << 20
-_ABANDONED_WAITS: list[tuple[Future[Any], Any]] = []
-"""Waits that outlived their generation, and their groups: freeing a group would block."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class GroupsOfGeneration:
         copies: (source, receiver) of copies of states.
         processes: role -> position that its process started in, if different.
         givers: owners that have the shard's parameters when the generation begins, and send them; by default all.
-        over: set when the generation is over.
+        over: set when this generation is over, and never cleared.
         warn: called with problems that stop no worker.
         waiting: called with True before a wait on a peer and with False after it.
     """
@@ -89,9 +95,9 @@ class GroupTransport(ABC):
         self._incoming: dict[Worker, tuple[Any, int]] = {}
         self._sums: dict[int, Any] = {}
         self._everyone: Any = None
-        _ABANDONED_WAITS[:] = [(running, group) for running, group in _ABANDONED_WAITS if not running.done()]
         self._thread = ThreadPoolExecutor(1)
         self._patience = math.inf
+        self._failure: RecycleError | None = None
         self._iteration = 0
         self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
         self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
@@ -110,12 +116,9 @@ class GroupTransport(ABC):
         """Wait for all queued work of the device. Raises TransportError, also if the generation ends first."""
         self._run_and_settle(self._synchronize)
 
-    def _run_and_settle(self, action: Callable[[], Any], group: Any = None) -> None:
-        self._wait_in_thread(action, group, self._patience)
-        # After the end of a generation the device runs on, with undefined contents of buffers.
-        if self._over.is_set():
-            raise TransportError("the generation is over")
-        self._require_unbroken()
+    def _run_and_settle(self, action: Callable[[], Any]) -> None:
+        self._wait_in_thread(action, self._patience)
+        self._require_unbroken()  # after a failure the device runs on, with undefined contents of buffers
 
     def waits_for_peer(self) -> bool:
         """Whether the device is known to be idle until a peer arrives; from any thread."""
@@ -134,10 +137,12 @@ class GroupTransport(ABC):
         return POSTED_AHEAD
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        self._require_unbroken()
         group, rank = self._incoming[peer]
         return self._try(partial(group.recv, [tensor], rank, tag))
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        self._require_unbroken()
         group, rank = self._outgoing[peer]
         return self._try(partial(group.send, [tensor], rank, tag))
 
@@ -159,7 +164,12 @@ class GroupTransport(ABC):
 
         def pending() -> torch.Tensor:
             began = time.monotonic()
-            self._wait(receiving)
+            try:
+                self._wait(receiving)
+            except TransportError as error:
+                if self._over.is_set() or isinstance(error, Unreachable):
+                    raise
+                raise TransportError(f"receiving from worker {self._groups.process(peer)}: {error}") from None
             self._waited[peer] = self._waited.get(peer, 0.0) + time.monotonic() - began
             return buffer
 
@@ -193,7 +203,7 @@ class GroupTransport(ABC):
         return self._receives.take(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        group, started = self._sums.get(stage), self._bucket_sums.setdefault(stage, [])
+        group, started = self._sum_of(stage), self._bucket_sums.setdefault(stage, [])
         if group is None:
             return
         if bucket is not None:
@@ -206,7 +216,12 @@ class GroupTransport(ABC):
         def add_up() -> None:
             self._finish([*started, *(group.allreduce([buffer]) for buffer in buffers)])
 
-        self._run_and_settle(add_up, group)
+        self._run_and_settle(add_up)
+
+    def _sum_of(self, stage: int) -> Any:
+        """The group that sums a stage; None if it has one host."""
+        self._require_unbroken()
+        return self._sums.get(stage)
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         """As `Transport.reduce_scatter`; plug-ins that support it set `TransportPlugin.has_shards`."""
@@ -229,7 +244,7 @@ class GroupTransport(ABC):
             return None
         if number is None and self._everyone is None:
             raise TransportError(f"{type(self).__name__} has no group of all workers")
-        return self._everyone if number is None else self._sums[number]
+        return self._everyone if number is None else self._sum_of(number)
 
     def connects(self, lanes: Collection[Lane]) -> bool:
         """Whether the workers can use all these lanes, in any order."""
@@ -246,7 +261,7 @@ class GroupTransport(ABC):
     def await_collective(self, works: Sequence[Any], group: Any) -> None:
         """Wait for collectives on a group of `group_of`. Raises TransportError, also if the generation ends first."""
 
-        self._run_and_settle(partial(self._finish, works), group)
+        self._run_and_settle(partial(self._finish, works))
 
     def exchange(
         self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
@@ -271,11 +286,11 @@ class GroupTransport(ABC):
 
     def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
         """Start to send `tensor`, which must not be written until the returned call has waited for it."""
-        return partial(self._wait_state, self._start_send(peer, tensor.detach(), STATE_TAG))
+        return partial(self._wait, self._start_send(peer, tensor.detach(), STATE_TAG))
 
     def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
         """Start to fill `tensor` from the peer's `begin_send_state`; the returned call waits for it."""
-        return partial(self._wait_state, self._start_receive(peer, tensor.detach(), STATE_TAG))
+        return partial(self._wait, self._start_receive(peer, tensor.detach(), STATE_TAG))
 
     def release(self) -> None:
         """Start to end the groups, if that interrupts waits on them, and return; from any thread."""
@@ -286,19 +301,15 @@ class GroupTransport(ABC):
         self._sent, self._bucket_sums = {}, {}
         self._outgoing, self._incoming, self._sums, self._everyone = {}, {}, {}, None
         self._thread.shutdown(wait=False)
+        self._failure = TransportError("the generation is over")  # an earlier one refers to frames, and these to groups
 
-    def _wait_state(self, pending: Any) -> None:
-        self._wait(pending)
-
-    def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
-        # For waits on `group` that an interrupt may not end; they are abandoned at the end of the generation.
+    def _wait_in_thread(self, action: Callable[[], Any], seconds: float = math.inf) -> Any:
+        # For waits that `release` may not end; they are abandoned at the end of the generation.
+        self._require_unbroken()
         self._waiting(True)
         running = self._thread.submit(action)
         try:
             return self._wait_until_over(running, time.monotonic() + seconds)
-        except TransportError:
-            abandon_wait(running, group)
-            raise
         finally:
             self._waiting(False)
 
@@ -307,17 +318,23 @@ class GroupTransport(ABC):
             try:
                 return running.result(OVER_SECONDS)
             except TimeoutError:
-                if self._over.is_set():
-                    raise TransportError("the generation is over") from None
                 self._require_unbroken()
                 if time.monotonic() > deadline:
-                    raise self._broken(RuntimeError("no answer within the deadline")) from None
+                    self._fail(RuntimeError("no answer within the deadline"))
             except RuntimeError as error:
-                raise self._broken(error) from None
+                self._fail(error)
 
     def _require_unbroken(self) -> None:
-        """Raise TransportError if an error was found that no operation reports."""
-        return
+        """Raise TransportError after the end of the generation, and after an error, until the next generation."""
+        if self._over.is_set():
+            raise TransportError("the generation is over")
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        self._require_unbroken()
+        self._failure = self._broken(error)
+        raise self._failure from None
 
     def _wait(self, pending: Any) -> None:
         self._waiting(True)
@@ -327,18 +344,14 @@ class GroupTransport(ABC):
             self._waiting(False)
 
     def _try(self, action: Callable[[], Any]) -> Any:
+        self._require_unbroken()
         try:
             return action()
         except RuntimeError as error:
-            raise self._broken(error) from None
+            self._fail(error)
 
     def _broken(self, error: RuntimeError) -> TransportError:
         return TransportError(first_line(error))
-
-
-def abandon_wait(running: Future[Any], group: Any) -> None:
-    """Keep `group` until a wait on it ends."""
-    _ABANDONED_WAITS.append((running, group))
 
 
 def received_parts(parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None) -> list[torch.Tensor]:

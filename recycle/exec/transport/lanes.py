@@ -96,7 +96,6 @@ class LaneTransport(GroupTransport):
         owners, self._owner_groups = with_owners(groups)
         self._parts = parts_of(owners, *settings.tensor)
         self._of_part: dict[int, CommunicatorPart] = {}
-        self._failure: RecycleError | None = None
         self._failed_since = math.inf
         self._most_ahead = self._multiprocessors() // WAITING_SHARE // LANE_CTAS
         self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[torch.Tensor]]]]] = {}
@@ -268,7 +267,9 @@ class LaneTransport(GroupTransport):
     def _make_communicator(self, part: CommunicatorPart, name: str, making: Future[Communicator]) -> None:
         try:
             backend = self._make(name, part.rank, len(part.members), LANE_CTAS if part.purpose == LANE else None)
-            communicator = None if making.cancelled() else self._communicators.add(part.key, name, backend)
+            communicator = (
+                None if self._over.is_set() or making.cancelled() else self._communicators.add(part.key, name, backend)
+            )
             if communicator is None:
                 self._abort([backend])
                 raise RuntimeError("the generation is over")
@@ -324,14 +325,8 @@ class LaneTransport(GroupTransport):
             return RunError(f"{message}; to several workers, so this end is at fault")
         return Unreachable(message, peers[0]) if peers else TransportError(message)
 
-    def _require_unbroken(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
     def _broken(self, error: RuntimeError) -> TransportError:
-        self._require_unbroken()
-        if not self._over.is_set():
-            self._communicators.break_all()
+        self._communicators.break_all()
         return super()._broken(error)
 
     def _posted_ahead(self) -> int:
@@ -358,7 +353,7 @@ class LaneTransport(GroupTransport):
         super().send(instruction, tensor)
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
-        if stage not in self._sums:
+        if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._scattering.setdefault(stage, [])
         started.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
@@ -372,13 +367,13 @@ class LaneTransport(GroupTransport):
             # A broadcast may only start after the sum that it sends.
             self._finish([work for _, buffers in started for parts in buffers for work in sums.broadcast(parts)])
 
-        self._run_and_settle(add_up, self._sums[stage])
+        self._run_and_settle(add_up)
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        if stage not in self._sums:
+        if self._sum_of(stage) is None:
             return
         works = self._sharded(stage).gather(parts)
-        self._run_and_settle(partial(self._finish, works), self._sums[stage])
+        self._run_and_settle(partial(self._finish, works))
 
     def _wait_for_all(self, works: Sequence[Any]) -> None:
         for work in works:
@@ -403,6 +398,7 @@ class LaneTransport(GroupTransport):
 
     def host_side(self) -> GroupTransport:
         # After the communicators, so that the connections which open meanwhile are gloo's.
+        self._require_unbroken()
         if self._host_side is None:
             self._host_side = StagedTransport(self._settings, self._groups)
             self._host_side.form()

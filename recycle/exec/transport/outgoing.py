@@ -112,31 +112,25 @@ class OutgoingLane:
         self._delivered: deque[float] = deque(maxlen=MOST_TIMES)
         self._free = 0.0
         self._last_delayed: PendingSend | None = None
-        self.last: PendingSend | None = None
 
     def send(self, tensor: torch.Tensor, tag: int) -> PendingSend:
         requested, delay = time.monotonic(), self._delay(min(self._network, default=0.0))
         if delay > 0 or (self._last_delayed is not None and not self._last_delayed.is_completed()):
-            self.last = self._last_delayed = PendingSend(
-                self._thread.submit(self._send_later, requested, delay, tensor, tag)
-            )
-        else:
-            self.last = PendingSend(
-                self._thread.submit(self._record_delivery, requested, requested, self._start(tensor, tag))
-            )
-        return self.last
+            sending = self._thread.submit(self._send_later, requested, delay, tensor, tag)
+            self._last_delayed = PendingSend(sending)
+            return self._last_delayed
+        return PendingSend(self._thread.submit(self._record_delivery, requested, requested, self._start(tensor, tag)))
 
     def send_state(self, tensor: torch.Tensor, tag: int) -> PendingSend:
         """Send a part of a state, neither delayed nor timed."""
-        self.last = PendingSend(self._thread.submit(self._start(tensor, tag).wait, _NO_TIMEOUT))
-        return self.last
+        return PendingSend(self._thread.submit(self._start(tensor, tag).wait, _NO_TIMEOUT))
 
     def take_seconds(self) -> Sequence[float]:
         """Times of messages delivered since the last call."""
         return [self._delivered.popleft() for _ in range(len(self._delivered))]
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _send_later(self, requested: float, delay: float, tensor: torch.Tensor, tag: int) -> None:
         began = max(requested, self._free)

@@ -59,7 +59,7 @@ class StagedTransport(GlooTransport):
         super().begin(program, iteration)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        if stage not in self._sums:
+        if self._sum_of(stage) is None:
             return
         copies = self._copies.setdefault(stage, [])
         copies += [(buffer, _host_copy(buffer)) for buffer in buffers]

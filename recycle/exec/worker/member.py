@@ -203,7 +203,7 @@ class Member:
                 if self._state.may_leave:
                     return None
                 self._changed.wait()
-            self.over.clear()
+            self.over = threading.Event()  # threads of the last generation still look at its own
             self._is_interrupting = True
             self._changed.notify_all()
         self.progress.set_waiting(False)

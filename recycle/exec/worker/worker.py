@@ -116,7 +116,7 @@ class Participant:
             self.specification.run.faults,
             self.tensor_parallel,
             self.member,
-            FormingStore(self._keys, self.member.over, EXCHANGE_SECONDS),
+            lambda: FormingStore(self._keys, self.member.over, EXCHANGE_SECONDS),
             lambda: _spoil(hosted.stages),
             hosted.flip,
             self._links,

@@ -195,7 +195,7 @@ def test_slow_worker_sleeps_in_proportion_in_its_range_and_in_repeated_iteration
 def exchanged(name: str, fault: str, store: FormingStore, tensor_parallel=1) -> list[str]:
     """The connection ends that a process receives when the fault strikes."""
     member = SimpleNamespace(name=name, live=["0.0", "1.1"], claim=lambda _: False, await_strike=lambda _: False)
-    injector = start_injector([fault], tensor_parallel, member, store, lambda: None, lambda target, bit: None)
+    injector = start_injector([fault], tensor_parallel, member, lambda: store, lambda: None, lambda target, bit: None)
     return injector.exchange(0, parse_fault(fault), [f"{name}>a", f"{name}>b"])
 
 

@@ -4,11 +4,9 @@ The processes are threads of this one, with a simulated device each (tests/exec/
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,20 +250,3 @@ def test_communicator_with_different_counts_at_its_ends_is_not_reused():
     assert communicators.offer() == {"lane": 2}
     assert communicators.reuse(key, [{"lane": 1}]) is None
     assert len(communicators.take_unfit()) == 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_message_of_a_generation_that_ends_at_a_random_instant_arrives_later(seed):
-    cluster, random = Cluster(), Random(seed)
-    for _ in range(20):
-        running = cluster.train(4, random.choice([{}, SWAPPED]))
-        time.sleep(random.uniform(0.0, 0.05))
-        cluster.stop()
-        for iterations in running.values():
-            if (error := iterations.exception(LATE)) is not None:
-                assert isinstance(error, TransportError), error
-        cluster.leave()
-        if random.random() < 0.3:
-            cluster.restart(random.choice(sorted(cluster.processes)))
-    finish(cluster.train(4))
-    cluster.end()

@@ -1,13 +1,9 @@
-"""Transports between processes: messages and sums are right, and no process waits for a dead peer.
-
-They run on gloo's transport and on NCCL's, a communicator per lane, over the simulated accelerator.
-"""
+"""Which transport a job gets, transports of other packages, and the order in which communicators form."""
 
 import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -27,13 +23,6 @@ from recycle.job.footprint import COMMUNICATORS
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job, kinds
-from tests.exec.transport_workers import TransportWorkers
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with TransportWorkers(5) as started:
-        yield started
 
 
 def adaptive(pipelines=3, ranks=2, micro_batches=3, vector: tuple[int, ...] = (0, 1), chunks=1) -> Schedule:
@@ -46,37 +35,12 @@ def adaptive(pipelines=3, ranks=2, micro_batches=3, vector: tuple[int, ...] = (0
     return plan.schedule if sum(vector) > 1 else plan.for_processes(frozenset([Worker(1, 1)])).schedule
 
 
-KINDS = ["gloo", "accelerator"]
 SCHEDULES = {
     "1f1b": lambda: one_f_one_b(Shape(2, 2, 3)),
     "interleaved": lambda: interleaved(Shape(1, 2, 4, 2)),
     "adaptive": adaptive,
     "in buckets": lambda: replace(adaptive(), buckets=3),
 }
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("kind", "name"), [*product(KINDS, SCHEDULES), ("staged", "in buckets")])
-def test_every_message_and_sum_is_right_in_every_iteration(kind, name, workers):
-    schedule = SCHEDULES[name]()
-    assert workers.run(kind, schedule, "") == ["done"] * len(schedule.live)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("name", "when", "victim"),
-    [
-        ("adaptive", "before a send", 0),
-        ("adaptive", "before a send", 4),
-        ("adaptive", "before a sum", 0),
-        ("in buckets", "before a sum", 4),
-    ],
-)
-def test_no_process_waits_for_a_dead_peer_after_its_generation(kind, name, when, victim, workers):
-    answers = workers.run(kind, SCHEDULES[name](), when, victim=victim)
-    assert answers.pop(victim) == ""
-    assert all(answer.startswith("TransportError: ") for answer in answers), answers
 
 
 def job_over(transport: str, kind: str) -> Job:

@@ -142,8 +142,10 @@ def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process):
     assert process.interrupts == 0
     process.agent.tell(Stop(1))
     process.await_interrupts(3)
-    assert process.member.over.is_set()
+    over = process.member.over
+    assert over.is_set()
     process.begin(2)
+    assert over.is_set()
     assert not process.member.over.is_set()
     after = process.interrupts
     time.sleep(0.1)
