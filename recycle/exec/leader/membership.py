@@ -113,6 +113,10 @@ class Membership(RunState):
                 if known.is_running:
                     self._fresh_ends[worker] = "ended while no agent led the run"
                 self.processes[worker] = known = WorkerProcess(process.incarnation)
+            is_released = self.released[process.worker] == process.incarnation + 1 and not known.is_killed
+            if process.how is None and known.how is not None and is_released:
+                known.how = None  # the last leader may not have told it
+                self.tell(self._expect_end(worker, self.now))
             is_over = process.incarnation < known.incarnation or known.how is not None
             if process.how is None and (is_over or known.is_killed):
                 self.put(Send(node, Kill(process.worker, process.incarnation)))
@@ -312,10 +316,12 @@ class Membership(RunState):
         """Remove a worker that leaves; a live one may hear the message once a record without it is written."""
         self.remove_live(worker)
         notice, name = self._notices.pop(worker), str(worker)
-        self._leaving[worker] = _Leaver(self.next_step, notice.since, self.now + END_SECONDS)
-        self.gone[name] = notice.incarnation
-        self.released[name] += 1
-        return Leave(name, notice.incarnation)
+        self.gone[name], self.released[name] = notice.incarnation, notice.incarnation + 1
+        return self._expect_end(worker, notice.since)
+
+    def _expect_end(self, worker: Worker, since: float) -> Leave:
+        self._leaving[worker] = _Leaver(self.next_step, since, self.now + END_SECONDS)
+        return Leave(str(worker), self.processes[worker].incarnation)
 
     def remove_live(self, worker: Worker) -> None:
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join

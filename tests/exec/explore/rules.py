@@ -236,6 +236,10 @@ class Rules:
             case Tell(message=Leave(worker=worker, incarnation=number)):
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
+            case Send(order=Kill(worker=worker, incarnation=number)) if self.record is not None:
+                is_given_up = worker in self.record.live or (worker, number) in self._given_up
+                if self._is_gentle and self._asked.get(worker) == number and not is_given_up:
+                    self._fail("left", f"worker {worker} is killed, although it was told to leave")
             case Send(order=Start(worker=worker, incarnation=number)) if self._asked.get(worker) == number - 1:
                 # What was told to a worker counts as long as its agent lives.
                 parents = [p.parent for p in self.members if (str(p.worker), p.incarnation) == (worker, number - 1)]
@@ -381,8 +385,9 @@ class Rules:
                 self._kept.add(event["step"])
         if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
             self._fail("repeated", f"step {event['step']}, although all departures were announced")
-        if event["kind"] == "checkpoint" and not re.search(CHECKPOINT_ERRORS, event.get("error", "within")):
-            self._fail("checkpoint", event["error"])
+        error = event.get("error") if event["kind"] == "checkpoint" else None
+        if error and (self._is_gentle or not re.search(CHECKPOINT_ERRORS, error)):
+            self._fail("checkpoint", error)
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""
@@ -405,6 +410,13 @@ class Rules:
     def _is_calm(self) -> bool:
         scenario = self._cluster.scenario
         return not (scenario.planned or scenario.crashes) and {f.kind for f in scenario.faults} <= CALM_FAULTS
+
+    @property
+    def _is_gentle(self) -> bool:
+        """Whether no process ends but those that are asked to, unless they are late."""
+        scenario = self._cluster.scenario
+        kinds = {fault.kind for fault in scenario.faults}
+        return not scenario.planned and kinds <= CALM_FAULTS | {*HARMLESS} and scenario.has_roles_only
 
     @property
     def _is_wrong(self) -> bool:

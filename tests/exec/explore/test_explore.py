@@ -159,6 +159,7 @@ AIMED = [
     aimed("leave", at("drained", 1, "lose leases")),
     aimed("leave", at("Leave", 1, "lose leases"), seed=5),
     aimed("leave", at("running", 5, "lose leases")),
+    aimed("leave", crashes=frozenset({("agent 2 role", 7)})),
 ]
 
 
