@@ -177,15 +177,15 @@ class _Agent:
                 return AgentExit.LEFT
             if self._outcome is None:
                 self._local_node.wait()
-        if self._outcome not in ("", ENDED_EARLY):
-            code, _, reason = self._outcome.partition(" ")
-            error = RunError(reason)
-            error.exit_code = int(code)
-            raise error
         self._local_node.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
-        return AgentExit.STOPPED if self._outcome == ENDED_EARLY else AgentExit.DONE
+        if self._outcome in ("", ENDED_EARLY):
+            return AgentExit.STOPPED if self._outcome else AgentExit.DONE
+        code, _, reason = self._outcome.partition(" ")
+        error = RunError(reason)
+        error.exit_code = int(code)
+        raise error
 
     # The leader.
 
@@ -280,15 +280,13 @@ class _Agent:
 
     def _lead_and_follow(self) -> None:
         try:
-            try:
-                self._exchange()
-            except RunError as error:
-                if self._runtime is not None:
-                    self._end_run(f"{error.exit_code} {error}")
-                    self._forget_run()
-                raise
+            self._exchange()
         except RoleLost:
             self.give_up_role()
+        except RecycleError as error:
+            if self._runtime is None:
+                raise
+            self._fail(f"{error.exit_code} {error}")
 
     def _exchange(self) -> None:
         if self._runtime is not None and self._election.is_lost:
@@ -331,12 +329,22 @@ class _Agent:
         if not runtime.ends_early:
             event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
             self._request.observer.event(event)
-        self._end_run(ENDED_EARLY if runtime.ends_early else "")
-
-    def _end_run(self, outcome: str) -> None:
-        assert self._runtime is not None
+        outcome = ENDED_EARLY if runtime.ends_early else ""
         with contextlib.suppress(RunError):
             self._election.end(outcome)
+        self._tell_outcome(outcome)
+
+    def _fail(self, outcome: str) -> None:
+        """End the run. If etcd does not answer, another agent may lead, and learns the cause from this node."""
+        with contextlib.suppress(RunError, RoleLost):
+            if self._election.is_reached:
+                self._election.end(outcome)
+                self._tell_outcome(outcome)
+        if self._outcome is None:
+            self.give_up_role()
+
+    def _tell_outcome(self, outcome: str) -> None:
+        assert self._runtime is not None
         self._runtime.send_outcome(outcome)
         self._outcome = outcome
 

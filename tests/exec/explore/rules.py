@@ -445,10 +445,7 @@ class Rules:
         """An agent has ended."""
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
         late = "|holds another run" if self._cluster.has_ended else ""
-        # A leader that etcd does not answer ends with its own error, and its agent does not return.
-        exits = [str(exit) for of_node in self._cluster.exits.values() for exit in of_node]
-        is_away = not self._cluster.scenario.returns or any("during start-up" in exit for exit in exits)
-        away = "|agents of nodes .* were not ready" if is_away else ""
+        away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         kinds = {fault.kind for fault in self._cluster.scenario.faults}
