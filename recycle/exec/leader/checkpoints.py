@@ -90,10 +90,9 @@ class Checkpoints:
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
         """Reassign the parts of dead workers to the writers of a new generation, which write what they have not."""
         if (pending := self.pending.get(record.committed)) is not None:
-            others = _writers(hosts, record)
-            for stage, writer in pending.writers.items():
-                if writer not in record.live:
-                    pending.writers[stage] = others.get(stage, writer)
+            for stage, writer in _writers(hosts, record).items():
+                if pending.writers.get(stage) not in record.live:
+                    pending.writers[stage] = writer
 
     @property
     def is_finishing(self) -> bool:
