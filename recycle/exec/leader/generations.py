@@ -173,7 +173,7 @@ class Generations(Forming):
 
     def release_after_last(self) -> None:
         """Give workers a final generation if connections broke during the last gather of parameters."""
-        if self.received.by_process(Trouble) or self.received.by_process(CutOff):
+        if bool(self.received.by_process(Trouble)) or self.received.by_process(CutOff):
             self.end_generation()
             self._announce_end(self.commit)
 

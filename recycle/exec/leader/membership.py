@@ -77,13 +77,13 @@ class Membership(RunState):
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self.plans = Plans(self.job, self, run.own, run.can_search, run.is_script)
-        self._fresh_ends: dict[Worker, str] = {}
+        self._fresh_ends = dict[Worker, str]()
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
         self.is_reached = self._was_reached = True
-        self._notices: dict[Worker, Notice] = {}
+        self._notices = dict[Worker, Notice]()
         self.prepared: list[Worker] = []
-        self._leaving: dict[Worker, tuple[int, float, float]] = {}
+        self._leaving = dict[Worker, tuple[int, float, float]]()
         """Released workers that have not ended yet -> step, time of the request, and deadline."""
         self.all_leave = self.is_prepared = False
         self._rejoins: list[Rejoin] = []
