@@ -155,8 +155,8 @@ class Election:
 
     def _write(self, operations: list[EtcdRequest], cursor: Cursor | None = None) -> None:
         """The transaction may be repeated, and requires that this agent still has the role."""
-        role, version = self._prefix + "role", self._version
-        conditions = [created_at(role, self._created), written_times(self._prefix + "cursor", version)]
+        version = self._version
+        conditions = [created_at(self._prefix + "role", self._created), written_times(self._prefix + "cursor", version)]
         if cursor is not None:
             operations, version = [*operations, self._put("cursor", cursor)], version + 1
         body = {"compare": conditions, "success": operations, "failure": []}

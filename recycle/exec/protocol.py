@@ -179,7 +179,7 @@ class Cursor(Progress):
         generation: its generation; a cursor of an earlier generation is ignored.
         phase: phase of the generation.
         struck: number of a fault that has struck -> the process that it struck first.
-        released: worker -> number of its released processes.
+        released: worker -> number of its processes up to the last one that was released.
         gone: worker -> number of its process that left on request or was released.
         earlier: the commit before the last one, which a process may have missed; None without one.
     """

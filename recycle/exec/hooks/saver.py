@@ -54,7 +54,7 @@ class Saver(IterationHook):
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
         self._send = send
-        self._reported: set[tuple[int, int]] = set()
+        self._taken: set[tuple[int, int]] = set()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -79,18 +79,19 @@ class Saver(IterationHook):
 
         The last checkpoint of a run waits for the previous one; any other is skipped if the previous one is unfinished.
         """
-        if commit is None or not commit.checkpoint or commit.step == self._saved_step or not self._all_at(commit.step):
+        if commit is None or not commit.checkpoint or not self._all_at(commit.step):
             return
-        own_numbers = [index for index in self._own_numbers(record) if (commit.step, index) not in self._reported]
+        own_numbers = [index for index in self._own_numbers(record) if (commit.step, index) not in self._taken]
         if not own_numbers:
             return
-        self._saved_step = commit.step
+        self._taken.update((commit.step, index) for index in own_numbers)
         if commit.finished:
             self.close()
-        if self._writing is not None and not self._writing.done():
+        if self._writing is not None and not self._writing.done() and self._saved_step != commit.step:
             for index in own_numbers:
                 self._report(commit.step, index, Saved(error="the previous checkpoint is still being written"))
             return
+        self._saved_step = commit.step
         began, parts = time.monotonic(), self._parts()
         copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in own_numbers]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
@@ -100,7 +101,7 @@ class Saver(IterationHook):
         if committed < self._saved_step:
             self.close()
             self._saved_step = -1
-            self._reported = {(step, stage) for step, stage in self._reported if step <= committed}
+        self._taken = {(step, stage) for step, stage in self._taken if step <= committed}
 
     def close(self) -> None:
         """Wait until everything is written. Raises RunError after the deadline."""
@@ -139,6 +140,5 @@ class Saver(IterationHook):
             self._report(step, index, saved)
 
     def _report(self, step: int, index: int, saved: Saved) -> None:
-        self._reported.add((step, index))
         with contextlib.suppress(RunError):  # the agent is gone, and this process ends in a moment
             self._send(SavedPart(step, index, self._tensor_rank, saved))

@@ -30,7 +30,7 @@ from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.ports import listen_within
 from recycle.exec.processes.processes import require_open_files
-from recycle.exec.protocol import ENDED_EARLY, Alive, Order, Over, Rejected
+from recycle.exec.protocol import ENDED_EARLY, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.shape import node_of, place_workers
 from recycle.runs.logs import EVENTS
@@ -162,7 +162,6 @@ class _Agent:
         self._rejected_since = 0.0
         self._outcome: str | None = None
         self._leaves_since: float | None = None
-        self._absent_since: float | None = None
 
     @property
     def _runtime(self) -> LeaderRuntime | None:
@@ -177,15 +176,15 @@ class _Agent:
                 return AgentExit.LEFT
             if self._outcome is None:
                 self._local_node.wait()
-        if self._outcome not in ("", ENDED_EARLY):
-            code, _, reason = self._outcome.partition(" ")
-            error = RunError(reason)
-            error.exit_code = int(code)
-            raise error
         self._local_node.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
-        return AgentExit.STOPPED if self._outcome == ENDED_EARLY else AgentExit.DONE
+        if self._outcome in ("", ENDED_EARLY):
+            return AgentExit.STOPPED if self._outcome else AgentExit.DONE
+        code, reason = self._outcome.split(" ", 1)
+        error = RunError(reason)
+        error.exit_code = int(code)
+        raise error
 
     # The leader.
 
@@ -206,11 +205,10 @@ class _Agent:
                 self._outcome = outcome
             elif self._election.run() is None:  # it has ended and was erased, while this agent had no leader
                 self._outcome = self._outcome_of_erased_run()
-            elif not self._gives_way():
+            elif self._leaves_since is None or now - self._leaves_since > GIVE_WAY_SECONDS:
                 self._disconnect()
                 self._take_role()
             return
-        self._absent_since = None
         if leader.session in (self._session, self._leader_session if self._link is not None else ""):
             return  # this agent's own role is about to end, or the leader is stalled, perhaps briefly
         self._disconnect()
@@ -244,17 +242,9 @@ class _Agent:
             self._link = None
         self._orders.clear()
 
-    def _gives_way(self) -> bool:
-        if self._leaves_since is None:
-            return False
-        if self._absent_since is None:
-            self._absent_since = time.monotonic()
-        return time.monotonic() - self._absent_since < GIVE_WAY_SECONDS
-
     def _take_role(self) -> None:
         listener = listen_within(self._job.membership.ports, self._address, backlog=4096)
-        host, port = listener.getsockname()[:2]
-        if not self._election.campaign(LeaderAddress(self._node, self._session, host, port)):
+        if not self._election.campaign(LeaderAddress(self._node, self._session, *listener.getsockname()[:2])):
             listener.close()
             return
         runtime = LeaderRuntime(
@@ -280,15 +270,13 @@ class _Agent:
 
     def _lead_and_follow(self) -> None:
         try:
-            try:
-                self._exchange()
-            except RunError as error:
-                if self._runtime is not None:
-                    self._end_run(f"{error.exit_code} {error}")
-                    self._forget_run()
-                raise
+            self._exchange()
         except RoleLost:
             self.give_up_role()
+        except RecycleError as error:
+            if self._runtime is None:
+                raise
+            self._fail(f"{error.exit_code} {error}")
 
     def _exchange(self) -> None:
         if self._runtime is not None and self._election.is_lost:
@@ -303,7 +291,7 @@ class _Agent:
                 runtime.take(self._node, batch)
             if not runtime.over:
                 runtime.tick(self._election.is_reached)
-            if runtime.over and self._outcome is None:
+            if runtime.over:
                 self._finish(runtime)
         elif batch is not None and self._link is not None:
             self._hub.send(self._link, batch)
@@ -319,8 +307,6 @@ class _Agent:
                 if time.monotonic() - self._rejected_since > self._job.membership.lease + 2:
                     raise JobError(f"node {self._node} already has an agent in run {self._run!r}")
                 self._disconnect()
-            case Alive():
-                pass
             case _:
                 self._rejected_since = 0.0
                 self._agent.obey(order, body)
@@ -331,12 +317,22 @@ class _Agent:
         if not runtime.ends_early:
             event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
             self._request.observer.event(event)
-        self._end_run(ENDED_EARLY if runtime.ends_early else "")
-
-    def _end_run(self, outcome: str) -> None:
-        assert self._runtime is not None
+        outcome = ENDED_EARLY if runtime.ends_early else ""
         with contextlib.suppress(RunError):
             self._election.end(outcome)
+        self._tell_outcome(outcome)
+
+    def _fail(self, outcome: str) -> None:
+        """End the run. If etcd does not answer, another agent may lead, and learns the cause from this node."""
+        with contextlib.suppress(RunError, RoleLost):
+            if self._election.is_reached:
+                self._election.end(outcome)
+                self._tell_outcome(outcome)
+        if self._outcome is None:
+            self.give_up_role()
+
+    def _tell_outcome(self, outcome: str) -> None:
+        assert self._runtime is not None
         self._runtime.send_outcome(outcome)
         self._outcome = outcome
 
@@ -344,8 +340,7 @@ class _Agent:
         if self._leaves_since is None:
             self._leaves_since = time.monotonic()
             self._hand_over()
-        is_empty = self._agent.leave()
-        if not is_empty or (self._runtime is not None and self._runtime.ends_early):
+        if not self._agent.leave() or (self._runtime is not None and self._runtime.ends_early):
             return False  # an agent that ends the run for all leaves afterwards
         self._hand_over()  # no other agent took the role at first
         return self._runtime is None
@@ -364,7 +359,7 @@ class _Agent:
         with contextlib.suppress(RecycleError):
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
-            has_state = runtime.record.commit is not None and not self._request.command
-            keeps = self._outcome == ENDED_EARLY and has_state
+            is_stopped = self._outcome == ENDED_EARLY and not self._request.command
+            keeps = is_stopped and runtime.record.commit is not None
             self._election.erase(runtime.leader.resumable_cursor() if keeps else None)
         remove_address(self._directory.path)

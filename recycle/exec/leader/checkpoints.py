@@ -81,19 +81,18 @@ class Checkpoints:
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
         """Start tracking a checkpoint if the commit saves its state; `hosts` belong to its generation."""
-        if commit.checkpoint:
+        if commit.checkpoint and commit.step not in self.kept:
             writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
             parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
             live = frozenset(record.live)
             self.pending[commit.step] = PendingCheckpoint(commit, self._outbox.now, live, writers, parts)
 
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
-        """Reassign the missing parts of dead workers to hosts that write no part yet, at the start of a generation."""
+        """Reassign the parts of dead workers to the writers of a new generation, which write what they have not."""
         if (pending := self.pending.get(record.committed)) is not None:
-            others, busy = _writers(hosts, record), set(pending.writers.values())
-            for stage, writer in pending.writers.items():
-                if writer not in record.live and others.get(stage) not in busy:
-                    pending.writers[stage] = others.get(stage, writer)
+            for stage, writer in _writers(hosts, record).items():
+                if pending.writers.get(stage) not in record.live:
+                    pending.writers[stage] = writer
 
     @property
     def is_finishing(self) -> bool:

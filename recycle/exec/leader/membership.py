@@ -42,14 +42,6 @@ class Notice(Value):
     by_signal: bool
 
 
-class _Leaver(Value):
-    """A released worker that has not ended yet."""
-
-    step: int
-    noticed_at: float
-    deadline: float
-
-
 @dataclass
 class Rejoin:
     """A worker's expected return at iteration `step` or soon after.
@@ -85,21 +77,21 @@ class Membership(RunState):
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self.plans = Plans(self.job, self, run.own, run.can_search, run.is_script)
-        self._fresh_ends: dict[Worker, str] = {}
+        self._fresh_ends = dict[Worker, str]()
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
         self.is_reached = self._was_reached = True
-        self._notices: dict[Worker, Notice] = {}
+        self._notices = dict[Worker, Notice]()
         self.prepared: list[Worker] = []
-        self._leaving: dict[Worker, _Leaver] = {}
+        self._leaving = dict[Worker, tuple[int, float, float]]()
+        """Released workers that have not ended yet -> step, time of the request, and deadline."""
         self.all_leave = self.is_prepared = False
         self._rejoins: list[Rejoin] = []
 
     # Agents.
 
     def register_agent(self, hello: Hello) -> None:
-        node, known_agent = hello.node, self._agents.get(hello.node)
-        is_new = known_agent is None or known_agent.session != hello.session
+        node, is_new = hello.node, self._agents.get(hello.node, _Agent()).session != hello.session
         reported = {worker_of(process.worker): process for process in hello.processes}
         kept = {
             worker for worker, process in reported.items() if process.incarnation >= self.processes[worker].incarnation
@@ -113,6 +105,10 @@ class Membership(RunState):
                 if known.is_running:
                     self._fresh_ends[worker] = "ended while no agent led the run"
                 self.processes[worker] = known = WorkerProcess(process.incarnation)
+            is_released = self.released[process.worker] - 1 == process.incarnation == known.incarnation
+            if process.how is None and is_released and not known.is_killed:
+                known.how = None  # the last leader may not have told it
+                self.tell(self._expect_end(worker, self.now))
             is_over = process.incarnation < known.incarnation or known.how is not None
             if process.how is None and (is_over or known.is_killed):
                 self.put(Send(node, Kill(process.worker, process.incarnation)))
@@ -129,9 +125,7 @@ class Membership(RunState):
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
     def lose_agent(self, absent: AgentAbsent) -> None:
-        agent = self._agents.get(absent.node)
-        if agent is not None and agent.absent is None:
-            agent.absent = 0.0
+        self._agents[absent.node].absent = 0.0
 
     def count_time(self) -> None:
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
@@ -312,10 +306,12 @@ class Membership(RunState):
         """Remove a worker that leaves; a live one may hear the message once a record without it is written."""
         self.remove_live(worker)
         notice, name = self._notices.pop(worker), str(worker)
-        self._leaving[worker] = _Leaver(self.next_step, notice.since, self.now + END_SECONDS)
-        self.gone[name] = notice.incarnation
-        self.released[name] += 1
-        return Leave(name, notice.incarnation)
+        self.gone[name], self.released[name] = notice.incarnation, notice.incarnation + 1
+        return self._expect_end(worker, notice.since)
+
+    def _expect_end(self, worker: Worker, since: float) -> Leave:
+        self._leaving[worker] = self.next_step, since, self.now + END_SECONDS
+        return Leave(str(worker), self.processes[worker].incarnation)
 
     def remove_live(self, worker: Worker) -> None:
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
@@ -323,12 +319,11 @@ class Membership(RunState):
         self.joined.discard(worker)
 
     def check_leavers(self) -> None:
-        for worker, leaver in list(self._leaving.items()):
+        for worker, (step, since, deadline) in list(self._leaving.items()):
             if not self.processes[worker].is_running:
                 del self._leaving[worker]
-                seconds = round(self.now - leaver.noticed_at, 6)
-                self.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
-            elif self.now > leaver.deadline:
+                self.log("drained", worker=str(worker), step=step, seconds=round(self.now - since, 6))
+            elif self.now > deadline:
                 self.kill(worker)
 
     # Rejoins.

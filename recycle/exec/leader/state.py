@@ -267,10 +267,8 @@ class RunState(Outbox):
 
     def resumable_cursor(self) -> Cursor:
         """Return the cursor for a run that ended early and may continue: its last step does not end the run."""
-        cursor = self.cursor()
-        assert cursor.commit is not None
-        commit = msgspec.structs.replace(cursor.commit, last=None, finished=False)
-        return msgspec.structs.replace(cursor, commit=commit)
+        commit = msgspec.structs.replace(self.commit, last=None, finished=False)
+        return msgspec.structs.replace(self.cursor(), commit=commit)
 
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
         self._persisted_phase = phase or self._persisted_phase

@@ -146,7 +146,12 @@ class Scenario:
         """Whether nothing strikes but losses of the role and of connections."""
         are_short = all(f.kind in HARMLESS or (f.kind == "stall store" and f.seconds < 2.0) for f in self.faults)
         is_slow = all(text.startswith("slow") for text in self.planned)
-        return is_slow and are_short and all(name.endswith(" role") for name, _ in self.crashes)
+        return is_slow and are_short and self.has_roles_only
+
+    @property
+    def has_roles_only(self) -> bool:
+        """Whether no process crashes, and an agent at most loses its role."""
+        return all(name.endswith(" role") for name, _ in self.crashes)
 
     @cached_property
     def calm(self) -> Scenario:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.run_address import drain
+from recycle.exec.processes.forkserver import REFUSED
 from tests.exec.explore.kernel import BREAK_SECONDS, Process
 from tests.exec.explore.store import HOST as STORE
 
@@ -41,6 +42,12 @@ def _kill_worker(cluster: Cluster, fault: Fault) -> None:
     if (process := cluster.process_of(fault)) is not None:
         cluster.rules.struck(process)
         kill(process)
+
+
+def _refuse_job(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        process.end("", REFUSED)
 
 
 def _stop_worker(cluster: Cluster, fault: Fault) -> None:
@@ -171,6 +178,7 @@ def _lose_leases(cluster: Cluster, fault: Fault) -> None:
 
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill worker": _kill_worker,
+    "refuse job": _refuse_job,
     "stop worker": _stop_worker,
     "leave worker": _leave_worker,
     "drain worker": _drain_worker,

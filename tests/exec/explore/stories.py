@@ -58,6 +58,7 @@ _THREE = Scenario(3, 1, 1, micro_batches=1, steps=4, spared=frozenset({0}))
 _TWO = replace(_THREE, pipelines=2, spared=frozenset(), checkpoint_every=2, steps=5)
 _FOUR = replace(_THREE, pipelines=2, ranks=2, spared=frozenset())
 _LOST = replace(_TWO, planned=("kill:0.0@3", "kill:1.0@3"))
+_ALL = frozenset(range(4))
 _DRAIN = Fault(3.5, "drain worker", 1)
 WORLDS = {
     "calm": replace(_THREE, eval_every=2, checkpoint_every=2),
@@ -72,9 +73,15 @@ WORLDS = {
     "restart": replace(_THREE, planned=("kill:1.0@1", "slow=6:0.0@2"), eval_every=2, steps=9),
     "late to leave": replace(_THREE, faults=(_DRAIN._replace(seconds=0.3),), planned=("slow=9:2.0@0",), steps=6),
     "leave": replace(_THREE, faults=(Fault(3.5, "leave worker", 1),), checkpoint_every=2, steps=6),
-    "two leave": replace(
-        _THREE, faults=(_DRAIN, Fault(3.6, "drain worker", 2)), sharded=True, steps=8, spared=frozenset(range(3))
+    "leave at a checkpoint": replace(
+        _FOUR,
+        faults=(_DRAIN._replace(target=3),),
+        sharded=True,
+        checkpoint_every=1,
+        steps=6,
+        spared=frozenset(range(4)),
     ),
+    "two leave": replace(_THREE, faults=(_DRAIN, Fault(3.6, "drain worker", 2)), sharded=True, steps=8, spared=_ALL),
     "cut between last hosts": replace(
         _FOUR, planned=("kill:0.1@1", "kill:1.0@1"), faults=(Fault(5.5, "cut", 3, 12.0),), restarts=0, steps=32, seed=2
     ),

@@ -89,6 +89,12 @@ STORIES = {
         crashes=frozenset({("agent 0", 57)}),
         spared=frozenset({2}),
     ),
+    "all agents learn that a worker refuses the job": story(
+        0, Fault(2.0, "refuse job", 1), pipelines=3, spared=frozenset({0, 2}), returns=False
+    ),
+    "leader without etcd leaves the end of the run to the next one": story(
+        1, Fault(1.0, "cut from store", 0, 20.0), Fault(1.5, "kill worker", 0), pipelines=3, spared=frozenset({1})
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
@@ -159,6 +165,13 @@ AIMED = [
     aimed("leave", at("drained", 1, "lose leases")),
     aimed("leave", at("Leave", 1, "lose leases"), seed=5),
     aimed("leave", at("running", 5, "lose leases")),
+    aimed("leave", crashes=frozenset({("agent 2 role", 7)})),
+    aimed("leave at a checkpoint", crashes=frozenset({("agent 3 role", 11)})),
+    replace(
+        WORLDS["leave at a checkpoint"],
+        faults=(Fault(2.6, "drain worker", 3),),
+        crashes=frozenset({("agent 3 role", 7)}),
+    ),
 ]
 
 

@@ -72,6 +72,19 @@ def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new):
     assert [action.incarnation for action in driver.ordered(Start)] == [1] * is_new
 
 
+@pytest.mark.parametrize("released", [0, 1])
+def test_next_leader_lets_a_released_worker_end_and_kills_one_that_was_given_up(released):
+    before = msgspec.structs.replace(record(), live=["0.0"], roles={"0.0": "0.0"})
+    cursor = cursor_of(before, "running", released={"1.0": released}, gone={"1.0": 0})
+    driver = follow(before, cursor=cursor, is_connected=False)
+    driver.processes[0][Worker(1, 0)] = AgentProcess("1.0", 0, 0)
+    driver.connect(0)
+    assert driver.told(Leave) == [Leave("1.0", 0)] * released
+    assert driver.killed == [Worker(1, 0)] * (1 - released)
+    driver.count_time(END_SECONDS + 1)
+    assert driver.killed == [Worker(1, 0)]
+
+
 @pytest.mark.parametrize(("startable", "place"), [("0.0 0.1 2.0 2.1", "2.1"), ("0.0 0.1 2.0", "2.0")])
 def test_position_without_a_node_borrows_a_place_away_from_its_peers(startable, place):
     nodes = {"0.0": 0, "2.0": 0, "0.1": 1, "1.1": 1, "1.0": 2, "2.1": 2}
