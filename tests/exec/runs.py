@@ -6,7 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
+from recycle.ir.families import interleaved
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import toml_value
 
@@ -87,11 +91,26 @@ def live_workers(result: RunResult) -> list[int]:
 _CALM = {}
 
 
-def calm_run(config: Job, launch: Run, steps: int) -> RunResult:
-    """A run without faults; shared by all tests that train the same job."""
-    if (config.to_toml(), steps) not in _CALM:
-        _CALM[config.to_toml(), steps] = launch(config, steps)
-    return _CALM[config.to_toml(), steps]
+def calm_run(config: PricedJob, launch: Run, steps: int) -> RunResult:
+    """The run without faults, shared by all tests that train the same job. It is of this process, unless workers are
+    several processes each."""
+    if config.grid.tensor_parallel > 1:
+        return launched_run(config, launch, steps)
+    model = msgspec.structs.replace(config.model, seconds_per_unit=0.0)
+    at_once = msgspec.structs.replace(config, model=model)
+    return _once("here", at_once, steps, lambda: run(interleaved(config.shape), at_once, steps=steps))
+
+
+def launched_run(config: Job, launch: Run, steps: int) -> RunResult:
+    """The run without faults in worker processes, with its directory; shared, too."""
+    return _once("launched", config, steps, lambda: launch(config, steps))
+
+
+def _once(where: str, config: Job, steps: int, train: Callable[[], RunResult]) -> RunResult:
+    key = where, config.to_toml(), steps
+    if key not in _CALM:
+        _CALM[key] = train()
+    return _CALM[key]
 
 
 def shared_memory() -> set[str]:

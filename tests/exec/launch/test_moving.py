@@ -18,7 +18,7 @@ from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
-from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
+from tests.exec.runs import Run, figures, job, kinds, launched_run, of_kind, only
 from tests.exec.sharded import last_checkpoint, require_equal, require_same_run, sharded
 
 STEPS = 24
@@ -81,7 +81,7 @@ def calm_of(config: PricedJob, launch: Run) -> RunResult:
     planner = msgspec.structs.replace(config.planner, layout="fixed", move=False)
     membership = msgspec.structs.replace(config.membership, transport="auto")
     still = config.with_sections(train=train, planner=planner, membership=membership)
-    return calm_run(still, launch, config.train.checkpoint_every)
+    return launched_run(still, launch, config.train.checkpoint_every)
 
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run):

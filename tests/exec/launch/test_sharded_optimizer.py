@@ -20,7 +20,7 @@ from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
-from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind
+from tests.exec.runs import Run, figures, job, kinds, launched_run, of_kind
 from tests.exec.sharded import joined, names_in, require_equal, require_same_run, sharded
 
 STEPS = 3
@@ -105,7 +105,7 @@ def emulated() -> PricedJob:
 
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
-    require_same_run(result, calm_run(config, launch, len(result.metrics)))  # in which every host has all
+    require_same_run(result, launched_run(config, launch, len(result.metrics)))  # in which every host has all
 
 
 @pytest.mark.soak  # tests/exec/faults/test_struck_runs.py has a kill in each phase
