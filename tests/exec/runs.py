@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.families import interleaved
+from recycle.exec.launch.standalone import LocalRun
+from recycle.ir.families import looped_bfs, one_f_one_b
+from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import toml_value
+from recycle.plans.plan import with_updates_of
 
 Run = Callable[..., RunResult]
 
@@ -91,25 +93,22 @@ def live_workers(result: RunResult) -> list[int]:
 _CALM = {}
 
 
-def calm_run(config: PricedJob, launch: Run, steps: int) -> RunResult:
-    """The run without faults, shared by all tests that train the same job. It is of this process, unless workers are
-    several processes each."""
-    if config.grid.tensor_parallel > 1:
-        return launched_run(config, launch, steps)
+def local_run(config: PricedJob) -> LocalRun:
+    """All workers of a job in this process, without faults."""
     model = msgspec.structs.replace(config.model, seconds_per_unit=0.0)
-    at_once = msgspec.structs.replace(config, model=model)
-    return _once("here", at_once, steps, lambda: run(interleaved(config.shape), at_once, steps=steps))
+    schedule = (one_f_one_b if config.shape.chunks == 1 else looped_bfs)(config.shape)
+    return LocalRun(with_barrier(with_updates_of(schedule, config)), msgspec.structs.replace(config, model=model))
 
 
-def launched_run(config: Job, launch: Run, steps: int) -> RunResult:
-    """The run without faults in worker processes, with its directory; shared, too."""
-    return _once("launched", config, steps, lambda: launch(config, steps))
+def calm_run(config: PricedJob, launch: Run, steps: int, in_processes=False) -> RunResult:
+    """The run without faults, shared by all tests that train the same job.
 
-
-def _once(where: str, config: Job, steps: int, train: Callable[[], RunResult]) -> RunResult:
-    key = where, config.to_toml(), steps
+    It is a `local_run`, unless the directory of one `in_processes` is asked for or workers are several processes each.
+    """
+    in_processes |= config.grid.tensor_parallel > 1
+    key = config.to_toml(), steps, in_processes
     if key not in _CALM:
-        _CALM[key] = train()
+        _CALM[key] = launch(config, steps) if in_processes else local_run(config).run(steps)
     return _CALM[key]
 
 

@@ -1,6 +1,7 @@
 """What runs with and without a sharded optimizer are compared by: losses, norms, and every bit of the state."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,8 @@ from safetensors import safe_open
 from recycle.exec import RunResult
 from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.weights import SHARED_WEIGHT
-from recycle.job import PricedJob
-from tests.exec.runs import figures
+from recycle.job import Job, PricedJob, price
+from tests.exec.runs import figures, local_run
 
 
 def sharded(config: PricedJob, copies=2) -> PricedJob:
@@ -66,3 +67,18 @@ def require_same_run(run: RunResult, wanted: RunResult):
     """The losses, the norms and the last checkpoint are equal, to the bit."""
     assert figures(run) == figures(wanted)
     require_equal(last_checkpoint(run), last_checkpoint(wanted))
+
+
+@cache
+def _calm(config_text: str, steps: int) -> tuple[list[tuple[int, float, float]], dict[str, torch.Tensor]]:
+    run = local_run(price(Job.from_toml(config_text)))
+    metrics = figures(run.run(steps))
+    stages = (stage for of_worker in run.stages.values() for stage in of_worker.values())
+    return metrics, joined(stage.named_state(stage.state_tensors()) for stage in stages)
+
+
+def require_calm(run: RunResult, config: PricedJob):
+    """The losses, the norms and the last checkpoint are those of a `local_run` of a job."""
+    metrics, state = _calm(config.to_toml(), len(run.metrics))
+    assert figures(run) == metrics
+    require_equal(last_checkpoint(run), state)

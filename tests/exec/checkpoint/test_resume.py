@@ -21,10 +21,10 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
 from recycle.job import price
 from tests.exec.runs import (
+    calm_run,
     events_of,
     figures,
     job,
-    launched_run,
     lines_of,
     live_workers,
 )
@@ -68,13 +68,13 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
 @pytest.fixture
 def whole(launch):
     """A GPT, trained for 8 steps."""
-    return launched_run(gpt(3, 2, 4), launch, 8)
+    return calm_run(gpt(3, 2, 4), launch, 8, in_processes=True)
 
 
 @pytest.fixture
 def part(launch, tmp_path):
     """The same, ended after 4 steps; its last checkpoint has step 3."""
-    return copy_of(launched_run(gpt(3, 2, 4), launch, 4), tmp_path)
+    return copy_of(calm_run(gpt(3, 2, 4), launch, 4, in_processes=True), tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
@@ -113,13 +113,13 @@ def small(**train) -> Job:
 @pytest.fixture
 def emulated(launch):
     """12 emulated steps."""
-    return launched_run(small(), launch, 12)
+    return calm_run(small(), launch, 12, in_processes=True)
 
 
 @pytest.fixture
 def begun(launch, tmp_path):
     """A run of 5 steps, with a checkpoint of step 4."""
-    return copy_of(launched_run(small(), launch, 5), tmp_path)
+    return copy_of(calm_run(small(), launch, 5, in_processes=True), tmp_path)
 
 
 def add_steps(run: Path):
@@ -241,7 +241,7 @@ def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
 def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch, tmp_path):
     """The step's line is written with its evaluation, after the checkpoint."""
     evaluated = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
-    calm, run = launched_run(evaluated, launch, 9), tmp_path / "run"
+    calm, run = calm_run(evaluated, launch, 9, in_processes=True), tmp_path / "run"
     launch(evaluated, 6, directory=run)
     if not is_written:
         leave_out_metrics(run, 5, 6)
