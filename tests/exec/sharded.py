@@ -70,15 +70,20 @@ def require_same_run(run: RunResult, wanted: RunResult):
 
 
 @cache
-def _calm(config_text: str, steps: int) -> tuple[list[tuple[int, float, float]], dict[str, torch.Tensor]]:
+def _course(config_text: str, steps: int) -> tuple[list[tuple[int, float, float]], dict[str, torch.Tensor]]:
     run = local_run(price(Job.from_toml(config_text)))
     metrics = figures(run.run(steps))
     stages = (stage for of_worker in run.stages.values() for stage in of_worker.values())
     return metrics, joined(stage.named_state(stage.state_tensors()) for stage in stages)
 
 
+def calm_course(config: PricedJob, steps: int):
+    """Step, loss and norm of all iterations of a `local_run`, and its last state, by the names in a checkpoint."""
+    return _course(config.to_toml(), steps)
+
+
 def require_calm(run: RunResult, config: PricedJob):
     """The losses, the norms and the last checkpoint are those of a `local_run` of a job."""
-    metrics, state = _calm(config.to_toml(), len(run.metrics))
+    metrics, state = calm_course(config, len(run.metrics))
     assert figures(run) == metrics
     require_equal(last_checkpoint(run), state)
