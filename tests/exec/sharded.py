@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from recycle.exec import RunResult
+from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.job import Job, PricedJob, price
@@ -34,6 +35,13 @@ def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     for name, pieces in parts.items():
         whole[name] = torch.cat([pieces[begin] for begin in sorted(pieces)])
     return whole
+
+
+def state_of(run: LocalRun) -> dict[str, torch.Tensor]:
+    """All tensors of a run's stages."""
+    return joined(
+        stage.named_state(stage.state_tensors()) for stages in run.stages.values() for stage in stages.values()
+    )
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
@@ -73,8 +81,7 @@ def require_same_run(run: RunResult, wanted: RunResult):
 def _course(config_text: str, steps: int) -> tuple[list[tuple[int, float, float]], dict[str, torch.Tensor]]:
     run = local_run(price(Job.from_toml(config_text)))
     metrics = figures(run.run(steps))
-    stages = (stage for of_worker in run.stages.values() for stage in of_worker.values())
-    return metrics, joined(stage.named_state(stage.state_tensors()) for stage in stages)
+    return metrics, state_of(run)
 
 
 def calm_course(config: PricedJob, steps: int):

@@ -21,16 +21,10 @@ from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
 from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind
-from tests.exec.sharded import joined, names_in, require_calm, require_equal, sharded
+from tests.exec.sharded import joined, names_in, require_calm, require_equal, sharded, state_of
 
 STEPS = 3
 """Runs with the same calm run."""
-
-
-def state(run: LocalRun) -> dict[str, torch.Tensor]:
-    return joined(
-        stage.named_state(stage.state_tensors()) for stages in run.stages.values() for stage in stages.values()
-    )
 
 
 def weights(stage: Stage) -> list[torch.Tensor]:
@@ -85,7 +79,7 @@ def test_sharded_state_trains_to_the_bits_of_whole_state(pipelines, ranks, copie
         assert result.losses == pytest.approx(wanted.losses, rel=1e-6)
         return
     assert figures(result) == figures(wanted)
-    require_equal(state(parts), state(whole))
+    require_equal(state_of(parts), state_of(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
             for own, other in zip(weights(stage), weights(whole.stages[worker][index]), strict=True):
