@@ -16,13 +16,6 @@ from tests.hugging_face.written import same_bits, stored, write_model, write_ten
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
-def test_native_to_native_is_the_same_file(command):
-    one_f_one_b(Shape(1, 2, 2)).save("a.json")
-    for target, options in (("b.json", ""), ("c", "--from native --to native")):
-        assert command(f"convert a.json {target} {options}").out == f"{target}: D=1 P=2 m=2, 8 instructions\n"
-        assert Path(target).read_bytes() == Path("a.json").read_bytes()
-
-
 def test_timeline_has_simulated_times_and_converts_back(command):
     source, timeline, back = map(Path, ("a.json", "a.trace.json", "b.json"))
     lower(one_f_one_b(Shape(2, 2, 2))).with_metadata(note="kept").save(source)

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.standalone import LocalRun
+from recycle.ir.families import looped_bfs, one_f_one_b
+from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import toml_value
+from recycle.plans.plan import with_updates_of
 
 Run = Callable[..., RunResult]
 
@@ -87,11 +93,23 @@ def live_workers(result: RunResult) -> list[int]:
 _CALM = {}
 
 
-def calm_run(config: Job, launch: Run, steps: int) -> RunResult:
-    """A run without faults; shared by all tests that train the same job."""
-    if (config.to_toml(), steps) not in _CALM:
-        _CALM[config.to_toml(), steps] = launch(config, steps)
-    return _CALM[config.to_toml(), steps]
+def local_run(config: PricedJob) -> LocalRun:
+    """All workers of a job in this process, without faults."""
+    model = msgspec.structs.replace(config.model, seconds_per_unit=0.0)
+    schedule = (one_f_one_b if config.shape.chunks == 1 else looped_bfs)(config.shape)
+    return LocalRun(with_barrier(with_updates_of(schedule, config)), msgspec.structs.replace(config, model=model))
+
+
+def calm_run(config: PricedJob, launch: Run, steps: int, in_processes=False) -> RunResult:
+    """The run without faults, shared by all tests that train the same job.
+
+    It is a `local_run`, unless the directory of one `in_processes` is asked for or workers are several processes each.
+    """
+    in_processes |= config.grid.tensor_parallel > 1
+    key = config.to_toml(), steps, in_processes
+    if key not in _CALM:
+        _CALM[key] = launch(config, steps) if in_processes else local_run(config).run(steps)
+    return _CALM[key]
 
 
 def shared_memory() -> set[str]:

@@ -1,6 +1,7 @@
 """What runs with and without a sharded optimizer are compared by: losses, norms, and every bit of the state."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -8,10 +9,11 @@ import torch
 from safetensors import safe_open
 
 from recycle.exec import RunResult
+from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.weights import SHARED_WEIGHT
-from recycle.job import PricedJob
-from tests.exec.runs import figures
+from recycle.job import Job, PricedJob, price
+from tests.exec.runs import figures, local_run
 
 
 def sharded(config: PricedJob, copies=2) -> PricedJob:
@@ -33,6 +35,13 @@ def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     for name, pieces in parts.items():
         whole[name] = torch.cat([pieces[begin] for begin in sorted(pieces)])
     return whole
+
+
+def state_of(run: LocalRun) -> dict[str, torch.Tensor]:
+    """All tensors of a run's stages."""
+    return joined(
+        stage.named_state(stage.state_tensors()) for stages in run.stages.values() for stage in stages.values()
+    )
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,3 +75,22 @@ def require_same_run(run: RunResult, wanted: RunResult):
     """The losses, the norms and the last checkpoint are equal, to the bit."""
     assert figures(run) == figures(wanted)
     require_equal(last_checkpoint(run), last_checkpoint(wanted))
+
+
+@cache
+def _course(config_text: str, steps: int) -> tuple[list[tuple[int, float, float]], dict[str, torch.Tensor]]:
+    run = local_run(price(Job.from_toml(config_text)))
+    metrics = figures(run.run(steps))
+    return metrics, state_of(run)
+
+
+def calm_course(config: PricedJob, steps: int):
+    """Step, loss and norm of all iterations of a `local_run`, and its last state, by the names in a checkpoint."""
+    return _course(config.to_toml(), steps)
+
+
+def require_calm(run: RunResult, config: PricedJob):
+    """The losses, the norms and the last checkpoint are those of a `local_run` of a job."""
+    metrics, state = calm_course(config, len(run.metrics))
+    assert figures(run) == metrics
+    require_equal(last_checkpoint(run), state)

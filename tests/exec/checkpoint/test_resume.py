@@ -19,16 +19,15 @@ from recycle.exec.checkpoint.resume import find_resume_point
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
-from recycle.job import price
+from recycle.job import PricedJob, price
 from tests.exec.runs import (
     calm_run,
     events_of,
-    figures,
     job,
     lines_of,
     live_workers,
 )
-from tests.exec.sharded import require_equal, stored
+from tests.exec.sharded import calm_course, require_equal, stored
 from tests.waiting import until
 from tests.warm import start_recycle
 
@@ -38,12 +37,12 @@ WHOLE_STAGE = ("kill:0.1@{}", "kill:1.1@{}", "kill:2.1@{}")
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
 
 
-def assert_same_course(run: Path, calm: RunResult):
-    """Losses, norms, and the last checkpoint are equal to the last bit."""
+def assert_same_course(run: Path, config: PricedJob):
+    """Losses, norms, and the last checkpoint are those of the job without faults, to the last bit."""
     lines = lines_of(run, "metrics")
-    assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
-    last = [folder_of(directory / "checkpoints", len(lines) - 1) for directory in (run, calm.directory)]
-    require_equal(*(stored(checkpoint.verify(folder).folder) for folder in last))
+    metrics, state = calm_course(config, len(lines))
+    assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == metrics
+    require_equal(stored(checkpoint.verify(folder_of(run / "checkpoints", len(lines) - 1)).folder), state)
 
 
 def copy_of(calm: RunResult, tmp_path: Path) -> Path:
@@ -51,7 +50,7 @@ def copy_of(calm: RunResult, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calm.directory, tmp_path / "run"))
 
 
-def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
+def gpt(pipelines: int, ranks: int, micro_batches: int) -> PricedJob:
     """Six layers for any number of ranks, with clipped gradients and staggered steps in turn."""
     model = {"layers": 6, "hidden": 32, "heads": 2, "sequence": 16}
     return job(
@@ -66,22 +65,16 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
 
 
 @pytest.fixture
-def whole(launch):
-    """A GPT, trained for 8 steps."""
-    return calm_run(gpt(3, 2, 4), launch, 8)
-
-
-@pytest.fixture
 def part(launch, tmp_path):
-    """The same, ended after 4 steps; its last checkpoint has step 3."""
-    return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
+    """A GPT, trained for 4 steps; its last checkpoint has step 3."""
+    return copy_of(calm_run(gpt(3, 2, 4), launch, 4, in_processes=True), tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
-def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, whole, part, launch):
+def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, part, launch):
     resumed = gpt(*shape)
     result = launch(resumed, 8, directory=part, resume=True)
-    assert_same_course(part, whole)
+    assert_same_course(part, gpt(3, 2, 4))
     lines = lines_of(part, "metrics")
     assert max(line["grad_norm"] for line in lines) > resumed.train.clip
     assert result.metrics == lines
@@ -96,9 +89,9 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, w
     assert generations[3] < generations[4]
 
 
-def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(whole, part, launch):
+def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(part, launch):
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
-    assert_same_course(part, whole)
+    assert_same_course(part, gpt(3, 2, 4))
     restored = events_of(part, "restored")
     assert restored[-1]["live"] == ["0.0", "0.1", "1.0"]
     assert restored[-1]["step"] in (4, 6)
@@ -106,20 +99,14 @@ def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(w
     assert result.digests["0.1"].keys() == {1}
 
 
-def small(**train) -> Job:
+def small(**train) -> PricedJob:
     return job(3, 2, 2, train={**EVERY, **train}, planner=PLANNER)
-
-
-@pytest.fixture
-def emulated(launch):
-    """12 emulated steps."""
-    return calm_run(small(), launch, 12)
 
 
 @pytest.fixture
 def begun(launch, tmp_path):
     """A run of 5 steps, with a checkpoint of step 4."""
-    return copy_of(calm_run(small(), launch, 5), tmp_path)
+    return copy_of(calm_run(small(), launch, 5, in_processes=True), tmp_path)
 
 
 def add_steps(run: Path):
@@ -150,10 +137,10 @@ def leave_out_metrics(run: Path, begin=3, end=4):
         (leave_out_metrics, 3, "metrics.jsonl is whole up to step 2 only"),
     ],
 )
-def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored, warning, begun, emulated, launch):
+def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored, warning, begun, launch):
     harm(begun)
     launch(small(), 12, directory=begun, resume=True)
-    assert_same_course(begun, emulated)
+    assert_same_course(begun, small())
     assert [event["step"] for event in events_of(begun, "restored")] == [restored]
     messages = [event["message"] for event in events_of(begun, "warning")]
     assert len(messages) == (warning is not None)
@@ -225,7 +212,7 @@ def test_resume_with_another_order_of_samples_names_the_key(keys, names, begun):
     assert all(name in str(refused.value) for name in names)
 
 
-def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
+def test_next_launcher_continues_after_a_killed_one(launch, tmp_path):
     slow = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(slow.to_toml())
     with (tmp_path / "output").open("wb") as output:
@@ -234,7 +221,7 @@ def test_next_launcher_continues_after_a_killed_one(emulated, launch, tmp_path):
     launcher.kill()
     assert launcher.wait(30) == -signal.SIGKILL
     launch(slow, 12, directory=tmp_path / "run", resume=True)
-    assert_same_course(tmp_path / "run", emulated)
+    assert_same_course(tmp_path / "run", small())
 
 
 @pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.soak)])

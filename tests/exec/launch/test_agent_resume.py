@@ -4,7 +4,7 @@ import pytest
 
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import job
+from tests.exec.runs import calm_run, job
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -67,7 +67,7 @@ def test_agents_resume_with_an_empty_store_and_with_the_store_kept(parts, launch
     second.reach(lambda: len(second.events("restored")) == 2, "the way on with the store kept")
     second.finish()
 
-    second.assert_trained_as(launch(job(2, 1, 2, **SECTIONS), STEPS))
+    second.assert_trained_as(calm_run(job(2, 1, 2, **SECTIONS), launch, STEPS))
     times = [event["time"] for event in second.lines("events")]
     assert times == sorted(times)
     assert second.events("restored")[1]["step"] > restored["step"] >= 4

@@ -10,7 +10,7 @@ from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import FAMILIES
 from recycle.runs.logs import load_trace
-from tests.exec.runs import job, kinds
+from tests.exec.runs import calm_run, job, kinds
 
 STEPS = 8
 EVERY_OTHER = {"every": 2, "batches": 3}
@@ -33,7 +33,7 @@ def assert_same(struck: RunResult, calm: RunResult):
 @pytest.mark.parametrize("mode", ["staggered", pytest.param("barrier", marks=pytest.mark.soak)])
 def test_workers_that_die_in_evaluations_change_no_bit(launch, mode):
     config = small(train=MODES[mode])
-    calm, struck = launch(config, STEPS), launch(config, STEPS, *KILLED)
+    calm, struck = calm_run(config, launch, STEPS), launch(config, STEPS, *KILLED)
     assert_same(struck, calm)
     assert sorted(struck.evaluations) == [1, 3, 5, 7]
     assert mode in struck.modes
@@ -67,7 +67,7 @@ def test_evaluation_after_deaths_has_the_bits_of_one_process(launch, family):
 
 def test_training_has_the_bits_of_a_run_without_evaluations(launch):
     config = small(train={"clip": 1e9})
-    without = launch(job(3, 2, 2, train={"clip": 1e9}), STEPS)
+    without = calm_run(job(3, 2, 2, train={"clip": 1e9}), launch, STEPS)
     evaluated = launch(config, STEPS)
     assert evaluated.losses == without.losses
     assert evaluated.digests == without.digests
@@ -78,7 +78,7 @@ def test_training_has_the_bits_of_a_run_without_evaluations(launch):
 def test_stage_lost_in_an_evaluation_is_restored_and_evaluated(launch):
     config = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
     lost = [f"kill:{pipeline}.1@11.evaluation" for pipeline in range(3)]  # long after a checkpoint is complete
-    struck, calm = launch(config, 14, *lost), launch(config, 14)
+    struck, calm = launch(config, 14, *lost), calm_run(config, launch, 14)
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
     assert kinds(struck).count("restored") == 1

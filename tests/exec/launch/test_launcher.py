@@ -19,6 +19,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from recycle.runs.logs import read_lines, read_logs
 from tests.exec.runs import (
+    calm_run,
     heavy_libraries,
     job,
     kinds,
@@ -109,7 +110,7 @@ def server():
 
 def test_a_run_ends_and_finds_deaths_at_once_though_its_fork_server_stands_still(server, launch, tmp_path):
     config = job(3, 2, 2, membership={"dead_after": 30.0})
-    reference = launch(config, 6)
+    reference = calm_run(config, launch, 6)
     run = train(
         config,
         tmp_path,

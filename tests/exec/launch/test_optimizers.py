@@ -16,7 +16,7 @@ from recycle.job.sections import GroupSection, RotaryScaling
 from recycle.megatron.conversion import export_model
 from tests.exec.drive import small_job
 from tests.exec.runs import figures, job, kinds
-from tests.exec.sharded import joined, require_equal, stored
+from tests.exec.sharded import require_equal, state_of, stored
 
 GROUPS = [
     {"parameters": ["*layernorm*", "*.bias"], "weight_decay": 0.1},
@@ -61,7 +61,7 @@ def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_ano
     calm = LocalRun(with_barrier(one_f_one_b(whole.shape)), whole)
     assert figures(resumed) == figures(calm.run(STEPS))
     last = stored(folder_of(directory / "checkpoints", STEPS - 1))
-    require_equal(last, joined(stage.named_state(stage.state_tensors()) for stage in stages_of(calm)))
+    require_equal(last, state_of(calm))
     layer = "decoder.layers.1.self_attention."
     assert {name for name in last if name.endswith(f"{layer}linear_qkv.weight")} == {
         f"{prefix}{layer}linear_qkv.weight" for prefix in ("", "momentum_buffer.", "step.")

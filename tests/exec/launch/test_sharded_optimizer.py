@@ -21,16 +21,10 @@ from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
 from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind
-from tests.exec.sharded import joined, names_in, require_equal, require_same_run, sharded
+from tests.exec.sharded import joined, names_in, require_calm, require_equal, sharded, state_of
 
 STEPS = 3
 """Runs with the same calm run."""
-
-
-def state(run: LocalRun) -> dict[str, torch.Tensor]:
-    return joined(
-        stage.named_state(stage.state_tensors()) for stages in run.stages.values() for stage in stages.values()
-    )
 
 
 def weights(stage: Stage) -> list[torch.Tensor]:
@@ -85,7 +79,7 @@ def test_sharded_state_trains_to_the_bits_of_whole_state(pipelines, ranks, copie
         assert result.losses == pytest.approx(wanted.losses, rel=1e-6)
         return
     assert figures(result) == figures(wanted)
-    require_equal(state(parts), state(whole))
+    require_equal(state_of(parts), state_of(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
             for own, other in zip(weights(stage), weights(whole.stages[worker][index]), strict=True):
@@ -105,7 +99,7 @@ def emulated() -> PricedJob:
 
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
-    require_same_run(result, calm_run(config, launch, len(result.metrics)))  # in which every host has all
+    require_calm(result, config)  # in which every host has all
 
 
 @pytest.mark.soak  # tests/exec/faults/test_struck_runs.py has a kill in each phase
@@ -141,11 +135,11 @@ def test_last_hosts_own_all_shards_until_a_rejoin(launch):
 def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch):
     """Of four hosts 0 and 2 have no shard in common."""
     config = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
-    wanted, begun = launch(config, FAULTY), launch(config, FAULTY // 2)
+    begun = launch(config, FAULTY // 2)
     result = launch(
         sharded(config), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
     )
-    assert figures(result)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
+    assert figures(result)[-FAULTY // 2 :] == figures(calm_run(config, launch, FAULTY))[-FAULTY // 2 :]
     assert of_kind(result, "shards")[0]["further_deaths"] == [1]
     assert result.metrics[-1]["live_workers"] == 2
     restored = [event["checkpoint"] for event in of_kind(result, "restored")]

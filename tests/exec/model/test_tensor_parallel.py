@@ -19,7 +19,7 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
 from recycle.exec.transport.base import TransportError
-from tests.exec.runs import deaths, figures, job, kinds, live_workers, of_kind, only
+from tests.exec.runs import calm_run, deaths, figures, job, kinds, live_workers, of_kind, only
 
 STEPS = 5
 
@@ -91,7 +91,7 @@ EMULATED = {"shape": {"tensor_parallel": 3}}
 
 def test_hung_tensor_rank_is_detected(launch):
     tested_job = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
-    reference = launch(job(2, 2, 2), STEPS)
+    reference = calm_run(job(2, 2, 2), launch, STEPS)
     result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
     assert result.losses == reference.losses
     detected = only(result, "detected")
