@@ -164,9 +164,9 @@ def _plan_best_placement(
 
     trials = {placement: planned(placement, TRIAL_SHARE, seconds) for placement in PLACEMENTS}
     chosen = min(trials, key=lambda placement: trials[placement].period)
-    settled = price(job)
-    if any(price(job.placed(each)).model.split != settled.model.split for each in PLACEMENTS):
-        chosen = settled.shape.placement  # what a run has, since times hold for one split
+    one, another = (price(job.placed(each)).model.split for each in PLACEMENTS)
+    if one != another:
+        chosen = price(job).shape.placement  # what a run has, since times hold for one split
     ((rejected, other),) = [trial for trial in trials.items() if trial[0] != chosen]
     left = seconds and seconds - (time.perf_counter() - begun)
     best = trials[chosen]
