@@ -143,7 +143,7 @@ def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_late
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_fail_at_once_after_an_error_and_after_the_end(kind, workers):
-    form(workers, kind, transport_timeout=1.0)
+    form(workers, kind, transport_timeout=2.0)
     (outcome,) = workers.run([0], receive)
     assert outcome.startswith(FAILED)
     assert kind == "accelerator" or "worker 1.0" in outcome
