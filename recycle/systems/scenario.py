@@ -126,7 +126,9 @@ class Scenario:
         micro_batches, remainder = divmod(self.micro_batches, pipelines)
         if self.job.times.profile != ANALYTIC or remainder or pipelines * ranks != len(self.node_of):
             raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
-        grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
+        grid = replace(
+            self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1, placement="loop"
+        )
         model = replace(self.job.model, split=list(self.cut(ranks)))
         memory = None if self.memory is None else (min(self.memory),) * ranks
         return dataclasses.replace(self, job=self.job.with_sections(grid=grid, model=model), memory=memory)

@@ -11,6 +11,7 @@ from recycle.job.layers import Layer
 from recycle.systems import Running, Setting
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.grids import PipelineGrids
+from recycle.systems.recycle import ReCycle
 from recycle.systems.scenario import Scenario
 from recycle.systems.system import ActiveConfiguration
 
@@ -85,6 +86,13 @@ def test_the_best_grid_is_the_fastest_that_fits(family, memory):
         fitting = [grid.period for grid in all_grids if grid.fullest.fits]
         best = grids.best(slots)
         assert (best and best.period) == min(fitting, default=None)
+
+
+@pytest.mark.parametrize("placement", ["loop", "v", "auto"])
+def test_other_shapes_have_one_chunk_on_the_loop(placement):
+    shape = f'[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\nchunks = 2\nplacement = "{placement}"\n'
+    base = Scenario.of(Job.from_toml(f'{shape}[times]\nprofile = "analytic"\n[model]\nlayers = 8\nhidden = 1024\n'))
+    assert ReCycle(base.with_shape(1, 4)).scenario.shape.placement == "loop"
 
 
 def test_former_names_of_scenario_and_configuration():

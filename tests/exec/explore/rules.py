@@ -13,7 +13,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
-from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell
+from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell, Tick
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import members_of, worker_of
@@ -210,7 +210,7 @@ class Rules:
                 self.disturb()
                 for other in said:
                     self._take_leaving(other)
-            case AgentAbsent():
+            case AgentAbsent() | Tick(is_reached=False):  # absences do not count while etcd does not answer
                 self.disturb()
             case DepartureAsked(workers=workers):
                 for worker in workers:
