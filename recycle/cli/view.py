@@ -91,9 +91,11 @@ def view(
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
     job, library, others = _sort_paths(paths or [])
+    others = [saved if is_comparison(saved := path / "comparison.json") else path for path in others]
     folders = [path for path in others if _is_folder_of_runs(path)]
     others = [source for path in others for source in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
-    comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
+    compared = [path for path in others if is_comparison(path)]
+    comparisons = {path.name if len(compared) == 1 else str(path): load_comparison(path) for path in compared}
     pricing.require_one("view", times=times, profile=profile, job=priced_by)
     is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
 
@@ -101,7 +103,7 @@ def view(
         stated = (lambda: None) if priced_by is None else (lambda: pricing.job_limits(schedule, file, priced_by)[0])
         return pricing.resolve_profile(times, profile, overlap, comm, stated)
 
-    sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
+    sources = load_sources([path for path in others if path not in compared], prices if is_priced else None)
     if families:
         sources += family_sources(Shape(pipelines, ranks, micro_batches), prices if is_priced else None)
     if export_to is not None:

@@ -1,6 +1,7 @@
 """`recycle advise`: the chosen job file, other systems, and bad input refused in one line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_without_seeds_nothing_is_simulated(command):
     saved = json.loads(Path("saved/comparison.json").read_text())
     assert saved["systems"] == []
     assert [len(table["rows"]) for table in saved["tables"]] == [1, 1, len(told.json["sensitivity"])]
-    assert command("view saved/comparison.json --export page.html").status == 0
+    shutil.copytree("saved", "again")
+    assert command("view saved again/comparison.json --export page.html").status == 0
     page = Path("page.html").read_text()
+    assert "saved/comparison.json" in page
+    assert "again/comparison.json" in page
     assert all(cell in page for table in saved["tables"] for row in table["rows"] for cell in row)
 
 
