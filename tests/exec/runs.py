@@ -15,6 +15,7 @@ from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import toml_value
 from recycle.plans.plan import with_updates_of
+from tests.waiting import until
 
 Run = Callable[..., RunResult]
 
@@ -115,6 +116,12 @@ def calm_run(config: PricedJob, launch: Run, steps: int, in_processes=False) -> 
 def shared_memory() -> set[str]:
     """Names of tensors, semaphores and buffers in shared memory. Files of other tests have other names."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "nccl", "pymp"))}
+
+
+def await_release(before: set[str]):
+    """Wait until what has come into shared memory since then is gone; semaphores of other tests go when these end."""
+    new = shared_memory() - before
+    until(lambda: not new & shared_memory())
 
 
 def processes_writing_below(path: str) -> list[int]:

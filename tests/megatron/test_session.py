@@ -20,7 +20,15 @@ from tests.cli.command import Command
 from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
-from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below, shared_memory
+from tests.exec.runs import (
+    await_release,
+    events_of,
+    lines_of,
+    live_workers,
+    of_kind,
+    processes_writing_below,
+    shared_memory,
+)
 
 pytestmark = pytest.mark.process
 
@@ -290,7 +298,7 @@ def test_returning_processes_copy_the_state_of_a_peer_and_leave_nothing_behind(s
     assert printed(result, "0.1")[4] == pytest.approx(calm.losses[4], rel=1e-6)
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
     assert len({event["worker"] for event in of_kind(result, "detected")}) == 3
-    assert shared_memory() <= shared
+    await_release(shared)
     assert processes_writing_below(str(result.directory)) == []
 
 
