@@ -355,6 +355,8 @@ class Problem:
         return self.grain or 10.0 ** round(log10(self.unit))
 
     def in_bound_units(self) -> Problem:
+        """Return the same problem with times in units of `bound_unit`."""
+
         def counted(times: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(t / self.bound_unit for t in times)
 

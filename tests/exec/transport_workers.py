@@ -293,7 +293,7 @@ def gather(process: Participant):
 
 
 ACTIONS = (receive, add_up, send, send_state, receive_state, gather, scatter, gather_values)
-"""The first four wait for each other's processes in vain, if those of a grid begin them, and the last four."""
+"""If each process of a grid begins another one of the first four, or of the last four, none of these waits ends."""
 
 
 # Checks in a process.

@@ -91,7 +91,8 @@ class Membership(RunState):
     # Agents.
 
     def register_agent(self, hello: Hello) -> None:
-        node, is_new = hello.node, self._agents.get(hello.node, _Agent()).session != hello.session
+        node = hello.node
+        is_new = self._agents.get(node, _Agent()).session != hello.session
         reported = {worker_of(process.worker): process for process in hello.processes}
         kept = {
             worker for worker, process in reported.items() if process.incarnation >= self.processes[worker].incarnation
@@ -125,7 +126,9 @@ class Membership(RunState):
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
     def lose_agent(self, absent: AgentAbsent) -> None:
-        self._agents[absent.node].absent = 0.0
+        agent = self._agents.get(absent.node)
+        if agent is not None:  # else its `Hello` has ended the run
+            agent.absent = 0.0
 
     def count_time(self) -> None:
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""

@@ -377,7 +377,7 @@ def fine_at_ends(problem: Problem, end: float) -> Floats:
     near = np.arange(GRID_POINTS) * step
     between = np.linspace(near[-1], end - near[-1], GRID_POINTS)[1:-1]
     if problem.is_integral:
-        between = np.round(between)  # lags end on points, also as a certificate states them
+        between = np.round(between)  # a lag from a point ends on a point, also with the 12 digits of a certificate
     return np.unique(np.concatenate([near, between, end - near[::-1]]))
 
 

@@ -97,7 +97,7 @@ SUMS = [
         *("of two again", 2, "emulated", {}, "flip=gradient:1.1@5 flip=gradient:1.1@5", (at(5), at(5))),
         sections=EVERY_OTHER,
         restored=(2, 4),
-        soak=True,  # test_two_hosts_that_differ_again_and_again_end_the_run goes on from there
+        soak=True,  # test_two_hosts_that_differ_again_and_again_end_the_run begins with it
     ),
 ]
 STATES = [
