@@ -142,9 +142,9 @@ class Election:
         record = [] if action.record is None else [self._put("record", action.record)]
         self._write(record, action.cursor)
 
-    def end(self, outcome: str) -> None:
-        """Write the outcome of the run. Raises RoleLost, RunError."""
-        self._write([self._put("outcome", outcome)])
+    def end(self, outcome: str, patience: float | None = None) -> None:
+        """Write the outcome of the run. Raises RoleLost; RunError without an answer, as `EtcdClient.call`."""
+        self._write([self._put("outcome", outcome)], patience=patience)
 
     def erase(self, goes_on_from: Cursor | None = None) -> None:
         """Delete the run, or only its outcome if agents may continue from the register. Raises RoleLost, RunError."""
@@ -153,14 +153,16 @@ class Election:
         else:
             self._write([delete(self._prefix + "outcome")], goes_on_from)
 
-    def _write(self, operations: list[EtcdRequest], cursor: Cursor | None = None) -> None:
+    def _write(
+        self, operations: list[EtcdRequest], cursor: Cursor | None = None, patience: float | None = None
+    ) -> None:
         """The transaction may be repeated, and requires that this agent still has the role."""
         version = self._version
         conditions = [created_at(self._prefix + "role", self._created), written_times(self._prefix + "cursor", version)]
         if cursor is not None:
             operations, version = [*operations, self._put("cursor", cursor)], version + 1
         body = {"compare": conditions, "success": operations, "failure": []}
-        if not self._client.call("/kv/txn", body).get("succeeded") and not self._has_written(version):
+        if not self._client.call("/kv/txn", body, patience).get("succeeded") and not self._has_written(version):
             raise RoleLost("another agent leads this run now")
         self._version = version
 

@@ -325,9 +325,8 @@ class _Agent:
     def _fail(self, outcome: str) -> None:
         """End the run. If etcd does not answer, another agent may lead, and learns the cause from this node."""
         with contextlib.suppress(RunError, RoleLost):
-            if self._election.is_reached:
-                self._election.end(outcome)
-                self._tell_outcome(outcome)
+            self._election.end(outcome, patience=None if self._election.is_reached else 0.0)
+            self._tell_outcome(outcome)
         if self._outcome is None:
             self.give_up_role()
 

@@ -538,8 +538,9 @@ class _Observer(Observer):
 
     def event(self, event: dict[str, Any]) -> None:
         fields = {name: value for name, value in event.items() if name != "time"}
-        self._cluster.kernel.log(f"node {current().process.host} {fields}"[:300])
-        self._cluster.rules.logged(event)
+        agent = current().process
+        self._cluster.kernel.log(f"node {agent.host} {fields}"[:300])
+        self._cluster.rules.logged(event, agent)
 
 
 _SCHEDULES = types.SimpleNamespace(load=_load, loads=_loads)

@@ -367,15 +367,15 @@ class Rules:
             if line[key] != expected[key]:
                 self._fail("bits", f"{key} of step {step} is {line[key]}, without failures {expected[key]}")
 
-    def logged(self, event: dict[str, Any]) -> None:
-        """A leader writes an event."""
+    def logged(self, event: dict[str, Any], agent: Process) -> None:
+        """An agent that leads, or thinks so, writes an event."""
         worker, cause = Worker.parse(event.get("worker") or "0.0"), event.get("cause", "")
         given = str(worker), self._number(worker)
         match event["kind"]:
             case "detected":
                 if not (self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
-                if not event.get("over"):
+                if not event.get("over") and agent is self._leader:
                     self._given_up.add(given)
                     self._require_copies(worker, cause)
             case "drained" if given in self._given_up:

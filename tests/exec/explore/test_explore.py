@@ -95,6 +95,18 @@ STORIES = {
     "leader without etcd leaves the end of the run to the next one": story(
         1, Fault(1.0, "cut from store", 0, 20.0), Fault(1.5, "kill worker", 0), pipelines=3, spared=frozenset({1})
     ),
+    "late answer of etcd does not cost the reason for the end": story(
+        720375,
+        planned=("flip=weight:0.0@0",),
+        spared=frozenset({1}),
+        steps=2,
+        checkpoint_every=2,
+        eval_every=2,
+        staggered=False,
+        digests=1,
+        micro_batches=1,
+        slow_messages=0.02,
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
