@@ -139,9 +139,20 @@ class Membership(RunState):
             if agent.absent is None or not (was_reached and self.is_reached):  # else this node may be cut off
                 continue
             agent.absent += passed
-            if agent.absent > self.limits.lease / 2:
+            is_last = not agent.session and self._is_last_host(node)  # etcd may be slow to name this leader to it
+            if agent.absent > (self.limits.store_timeout if is_last else self.limits.lease / 2):
                 del self._agents[node]  # if it comes back its processes are killed
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
+
+    def _is_last_host(self, node: int) -> bool:
+        running = (worker for worker in self.holders if self.processes[worker].is_running)
+        return bool(self.holdings.lost(worker for worker in running if self.node_of(worker) != node))
+
+    def silent_workers(self) -> dict[Worker, str]:
+        """Return lost workers as `Detector.lost`; the agents of all have found this leader."""
+        lost = self.detector.lost(self.live, self.now)
+        unheard = {node for node, agent in self._agents.items() if not agent.session}
+        return {worker: cause for worker, cause in lost.items() if self.node_of(worker) not in unheard}
 
     def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
         for worker, process in self.processes.items():
@@ -156,7 +167,7 @@ class Membership(RunState):
             if worker in self.live or worker not in self.run.absent or str(worker) in incarnations:
                 how = None if worker in self.live else "it was dead already"
                 self.processes[worker] = WorkerProcess(incarnations.get(str(worker), 0), 0, self.node_of(worker), how)
-        for worker in self.live:
+        for worker in sorted(self.live):
             self._agents.setdefault(self.node_of(worker), _Agent(absent=0.0))
 
     def node_of(self, worker: Worker) -> int:

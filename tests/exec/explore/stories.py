@@ -199,9 +199,6 @@ def draw_scenario(seed: int) -> Scenario:
     if nodes and chance(0.3):
         kind = draws.choice(list(MOST_EFFECTS))
         crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
-        if kind == " role":  # an agent that hears late of the next leader is given up
-            scenario = replace(scenario, slow_messages=0.0)
-            faults = [fault for fault in faults if fault.kind not in OF_ALL]
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
 

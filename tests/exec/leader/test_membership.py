@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 import pytest
 
-from recycle import Worker
+from recycle import RunError, Worker
 from recycle.exec.leader.actions import (
     Ask,
     DepartureAsked,
@@ -58,6 +58,20 @@ def test_workers_of_an_absent_agent_are_lost_and_restarted_on_its_return():
     driver.report()
     driver.start_and_form()
     assert (driver.record.generation, len(driver.record.live)) == (3, 6)
+
+
+def test_agents_may_find_the_next_leader_late_if_state_would_be_lost_with_them():
+    nodes = {Worker(0, 0): 0, Worker(1, 0): 1}
+    driver = follow(record(), "running", homes=nodes, is_connected=False)
+    driver.count_time(driver.job.membership.store_timeout - 1)
+    assert driver.detected == [("0.0", "the agent of node 0 is gone")]
+    driver.connect(1)
+    driver.start_and_form()
+    assert (driver.record.live, driver.record.committed) == (["1.0"], 4)
+
+    driver = follow(record(), "running", homes=nodes, is_connected=False)
+    with pytest.raises(RunError, match="stage 0 has no live host"):
+        driver.count_time(driver.job.membership.store_timeout + 1)
 
 
 @pytest.mark.parametrize("is_new", [False, True])
