@@ -102,6 +102,7 @@ class Progress(Value, kw_only=True):
     Attributes:
         committed: last committed iteration; -1 before the first.
         commit: commit of that iteration; None before the first.
+        earlier: the commit before that one, which a process may have missed; None after a rollback.
         mode: step mode of the next iteration.
         evaluated: result of the last complete evaluation; None before the first.
         verified: the state to restore if hosts disagree; None before the first comparison of digests.
@@ -110,6 +111,7 @@ class Progress(Value, kw_only=True):
 
     committed: int = -1
     commit: Commit | None = None
+    earlier: Commit | None = None
     mode: StepMode = "barrier"
     evaluated: Evaluated | None = None
     verified: Verified | None = None
@@ -181,7 +183,6 @@ class Cursor(Progress):
         struck: number of a fault that has struck -> the process that it struck first.
         released: worker -> number of its processes up to the last one that was released.
         gone: worker -> number of its process that left on request or was released.
-        earlier: the commit before the last one, which a process may have missed; None without one.
     """
 
     generation: int
@@ -189,7 +190,6 @@ class Cursor(Progress):
     struck: dict[int, str] = {}
     released: dict[str, int] = {}
     gone: dict[str, int] = {}
-    earlier: Commit | None = None
 
 
 class Computed(Row):

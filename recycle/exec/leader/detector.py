@@ -199,19 +199,20 @@ def profiled_seconds(job: PricedJob) -> float:
 def select_fenced(
     pair: Sequence[Worker],
     live: Collection[Worker],
-    silent: Collection[Worker] = (),
+    suspects: Collection[Worker] = (),
     hosts: Mapping[Worker, int] | None = None,
 ) -> Worker | None:
     """Select which of two workers that cannot reach each other to fence.
 
-    Prefer a silent worker, then a joining worker without state, then the worker whose state has more live hosts, then
+    Prefer a suspect, then a joining worker without state, then the worker whose state has more live hosts, then
     the later position. A last host is never fenced: return None if both are last hosts.
 
     Args:
         live: the workers that hold state.
+        suspects: those that are silent, or that others cannot reach either.
         hosts: worker -> number of live hosts of its rarest unit; None for the number of hosts of its rank.
     """
     if hosts is None:
         hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}
     candidates = [worker for worker in pair if worker not in live or hosts[worker] > 1]
-    return max(candidates, key=lambda w: (w in silent, w not in live, hosts[w], w), default=None)
+    return max(candidates, key=lambda w: (w in suspects, w not in live, hosts[w], w), default=None)

@@ -134,7 +134,7 @@ class Forming(Membership):
         if commit is not None and self.record.is_evaluation_due:
             commit = msgspec.structs.replace(commit, last=None)  # the next generation has not announced its end
         roles = {name: name for name in worker_names(live)}  # plans name processes
-        self._failed_since = None
+        self._failed_since, self._judges_cuts_from = None, 0.0
         self.announce(
             plan=plan.digest,
             text=plan.text,
@@ -243,10 +243,17 @@ class Forming(Membership):
             return False
         member, message = next(iter(cuts.items()))
         pair = [worker_of(member), Worker.parse(message.peer)]
-        silent = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
-        fenced = select_fenced(pair, self.holders, silent, self.holdings.fewest_hosts(pair, self.holders))
-        if fenced is None or not self.is_reached:
-            why = "each is its stage's last host" if fenced is None else "the leader cannot reach etcd"
+        suspects = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
+        if not suspects:  # one that several others cannot reach
+            named = Counter(Worker.parse(cut.peer) for cut in cuts.values())
+            suspects = [worker for worker in pair if named[worker] > 1]
+        fenced = select_fenced(pair, self.holders, suspects, self.holdings.fewest_hosts(pair, self.holders))
+        why = "" if self.is_reached else "the leader cannot reach etcd"
+        if fenced is None:
+            why = "each is its stage's last host"
+        elif self._judges_cuts_from and not suspects:
+            why = "this may have changed since the last leader"
+        if fenced is None or why:
             self._form_again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and {why}")
         else:
             (peer,) = (worker for worker in pair if worker != fenced)

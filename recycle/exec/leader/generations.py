@@ -76,8 +76,8 @@ class Generations(Forming):
         if cursor is None or cursor.generation != before.generation:
             cursor = Cursor(before.generation, "proposed", **before.progress())
         self.record = record = msgspec.structs.replace(before, **cursor.progress())
-        self._persisted_phase, self._earlier = phase, earlier = cursor.phase, cursor.earlier
-        generation, commit = record.generation, record.commit
+        self._persisted_phase = phase = cursor.phase
+        generation, commit, earlier = record.generation, record.commit, record.earlier
         self.log("coordinator", node=begin.node, generation=generation, step=self.next_step)
         for fault, member in self.struck.items():  # for new agents and processes too
             tell(Strike(fault, member))
@@ -93,7 +93,7 @@ class Generations(Forming):
             tell(Permit(generation, "run"))
         elif phase != "proposed":  # the last leader may not have told all
             tell(Stop(generation))
-        if earlier is not None:  # a process without this commit waits for it
+        if earlier is not None and earlier.step > before.committed:  # a process without this commit waits for it
             tell(Committed(generation, earlier))
         if commit is not None and record.plan:  # the record of a restart has no plan
             tell(Committed(generation, commit))
@@ -236,8 +236,14 @@ class Generations(Forming):
         verified, candidate = verified_after(
             self.record, reports.has_states, lambda: self.holdings.name_of_states(reports.states())
         )
-        self._earlier = self.record.commit
-        self.change(committed=commit.step, commit=commit, mode=commit.next_mode, verified=verified, candidate=candidate)
+        self.change(
+            committed=commit.step,
+            commit=commit,
+            earlier=self.record.commit,
+            mode=commit.next_mode,
+            verified=verified,
+            candidate=candidate,
+        )
         self.tell(Committed(self.record.generation, commit))
         now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
@@ -390,7 +396,8 @@ class Generations(Forming):
         self._disputed = []
         if evaluated is not None and evaluated.step > verified.step:
             evaluated = None
-        self.announce("abandoned", committed=verified.step, commit=verified.commit, evaluated=evaluated)
+        step, commit = verified.step, verified.commit
+        self.announce("abandoned", committed=step, commit=commit, earlier=None, evaluated=evaluated)
         self.rewind(verified.step)
         self._repeated = f"{cause}; restored the state after step {verified.step}, the last that all hosts agreed on"
         if unit := self.lost_unit(self.holders):

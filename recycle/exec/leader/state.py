@@ -217,7 +217,6 @@ class RunState(Outbox):
         self.phase, self.waited = Phase.STARTING, 0.0
         self.struck: dict[int, str] = {}
         self.released, self.gone = Counter[str](), dict[str, int]()
-        self._earlier: Commit | None = None
         self._persisted_phase: GenerationPhase = "abandoned"
 
     @property
@@ -261,7 +260,6 @@ class RunState(Outbox):
             dict(self.struck),
             dict(self.released),
             dict(self.gone),
-            self._earlier,
             **self.record.progress(),
         )
 
@@ -302,7 +300,6 @@ class RunState(Outbox):
             },
         }
         self.record = record = msgspec.structs.replace(self.record, **common | changes)
-        self._earlier = None
         self.received.start_generation(record)
         self.persist(phase, record)
         if phase == "proposed":

@@ -91,7 +91,11 @@ class MainLoop:
 
     def pauses(self) -> Pauses[bool]:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
+        before: GenerationRecord | None = None
         while (record := self.member.next_record()) is not None:
+            earlier = record.earlier  # this process may have missed it, and step only now
+            if before is not None and earlier is not None and self.updates.all_at(earlier.step):
+                self._save(before, earlier)
             if self._roll_to_committed(record):
                 yield Pause(record.committed, "stepped")
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
@@ -102,7 +106,7 @@ class MainLoop:
                 self._save(record, record.commit)
             if is_over:
                 return True
-            commit = yield from self._run_generation(record)
+            commit, before = (yield from self._run_generation(record)), record
             self._save(record, commit)
             if commit is not None and commit.finished:
                 return True

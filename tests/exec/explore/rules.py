@@ -262,9 +262,10 @@ class Rules:
         running = {
             (str(worker), process.incarnation)
             for worker, process in leader.processes.items()
-            if process.is_running and not process.is_killed
+            if process.is_running and not process.is_killed and not leader.is_awaited([worker])
         }
-        alive = {(str(process.worker), process.incarnation) for process in kernel.processes if process.worker}
+        processes = [p for p in kernel.processes if p.worker is not None and not leader.is_awaited([p.worker])]
+        alive = {(str(process.worker), process.incarnation) for process in processes}
         if running != alive or alive & self._given_up:
             what = f"{running - alive} run, and that {alive - running} do not; given up are {alive & self._given_up}"
             self._fail("picture", f"the leader thinks that {what}")
@@ -389,12 +390,10 @@ class Rules:
         if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
             self._fail("repeated", f"step {event['step']}, although all departures were announced")
         error = event.get("error") if event["kind"] == "checkpoint" else None
-        # A process that misses a commit and the next one in a broken connection has not copied the state between them.
-        is_heard = self._is_gentle and not {f.kind for f in self._cluster.scenario.faults} & {*HARMLESS}
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
-        if error and (is_heard or not re.search(known, error)):
+        if error and (self._is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
 
     def _number(self, worker: Worker) -> int:

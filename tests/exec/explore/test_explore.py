@@ -81,6 +81,18 @@ STORIES = {
     "leader that was cut off fences nobody whom its workers cannot reach": story(
         101849, Fault(2.631301512510894, "isolate", 0, 5.08713068169908), steps=4, spared=frozenset({1})
     ),
+    "workers that could not reach each other under the last leader form again": story(
+        723837, Fault(5.572, "isolate", 1, 5.618), ranks=2, micro_batches=1, steps=3, eval_every=2, spared=frozenset({3})
+    ),
+    "agents of last hosts hear late of the next leader": story(
+        722779,
+        Fault(8.71, "lose leases", 0),
+        Fault(8.71, "slow store", 0, 6.0),
+        Fault(8.86, "kill worker", 2),
+        ranks=2,
+        steps=3,
+        spared=frozenset({0, 1, 3}),
+    ),
     "drain whose agent ends meanwhile": story(
         3,
         Fault(4.5, "drain worker", 1),
@@ -179,6 +191,12 @@ AIMED = [
     aimed("leave", at("running", 5, "lose leases")),
     aimed("leave", crashes=frozenset({("agent 2 role", 7)})),
     aimed("leave at a checkpoint", crashes=frozenset({("agent 3 role", 11)})),
+    aimed(
+        "leave at a checkpoint",
+        at("running", 4, "break", 1, 0.5),
+        at("running", 4, "break", 0),
+        at("StepReport", 8, "lose leases", 1),
+    ),
     replace(
         WORLDS["leave at a checkpoint"],
         faults=(Fault(2.6, "drain worker", 3),),

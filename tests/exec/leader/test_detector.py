@@ -135,7 +135,7 @@ def test_cut_pair_is_fenced_by_rule():
     assert select_fenced((B, A), [A, B, C, D]) == B
     assert select_fenced((A, B), [A, B, C]) == A
     assert select_fenced((A, B), [A, B, D]) == B
-    assert select_fenced((A, B), [A, B, C, D], silent=[A]) == A
+    assert select_fenced((A, B), [A, B, C, D], suspects=[A]) == A
     assert select_fenced((A, C), [A, B, D]) == C
     assert select_fenced((A, B), [A, B]) is None
 

@@ -305,6 +305,26 @@ def test_cut_is_judged_only_after_heartbeats_had_time_to_arrive():
     assert driver.detected == [("0.0", "cut off from worker 1.0")]
 
 
+def test_next_leader_forms_again_before_it_judges_a_cut_between_workers_that_are_heard():
+    driver = follow(record(), "running", is_connected=False)
+    driver.connect(0, messages=[FromWorker("1.0", CutOff("0.0"), 3), FromWorker("0.0", CutOff("1.0"), 3)])
+    driver.count_time(3)
+    driver.start_and_form()
+    assert (driver.record.generation, driver.record.live, driver.detected) == (4, ["0.0", "1.0"], [])
+    driver.say("1.0", CutOff("0.0"))
+    driver.tick()
+    assert driver.detected == [("1.0", "cut off from worker 0.0")]
+
+
+def test_worker_that_several_cannot_reach_is_cut_off():
+    driver = LeaderDriver(job(3, 1, 3))
+    driver.start_and_form()
+    for member, peer in (("1.0", "0.0"), ("2.0", "0.0"), ("0.0", "1.0")):
+        driver.say(member, CutOff(peer))
+    driver.tick()
+    assert driver.detected == [("0.0", "cut off from worker 1.0")]
+
+
 def test_record_of_a_restart_starts_its_workers_from_the_checkpoint():
     restarted = msgspec.structs.replace(record(), plan="", roles={}, periods={}, places={"1.0": "0.0", "0.0": "1.0"})
     begin = Begin(record=restarted, cursor=cursor_of(restarted, "abandoned"))
