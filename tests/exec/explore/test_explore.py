@@ -81,8 +81,14 @@ STORIES = {
     "leader that was cut off fences nobody whom its workers cannot reach": story(
         101849, Fault(2.631301512510894, "isolate", 0, 5.08713068169908), steps=4, spared=frozenset({1})
     ),
-    "workers that could not reach each other under the last leader form again": story(
-        723837, Fault(5.572, "isolate", 1, 5.618), ranks=2, micro_batches=1, steps=3, eval_every=2, spared=frozenset({3})
+    "workers that were cut off under the last leader form again": story(
+        723837,
+        Fault(5.572, "isolate", 1, 5.618),
+        ranks=2,
+        micro_batches=1,
+        steps=3,
+        eval_every=2,
+        spared=frozenset({3}),
     ),
     "agents of last hosts hear late of the next leader": story(
         1000000006,
