@@ -268,7 +268,7 @@ def _plan(
                 problem, starts = whole, [exchanging]
         best = begun_with = starts[0].best
         schedule = schedule_of(copied(best.order))
-        for _ in range(2):
+        for _ in range(1 if quick else 2):
             simulated = time.perf_counter()
             graph = lowered_graph(schedule)
             timeline = time_graph(graph, profile)
