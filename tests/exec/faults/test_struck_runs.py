@@ -10,7 +10,7 @@ from recycle import Worker
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
-from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, STEPS, matrix_row, phases
+from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, matrix_row, phases, steps_for
 from tests.exec.interactions import draw_interaction, run_interaction
 from tests.exec.runs import (
     assert_same_training,
@@ -108,14 +108,6 @@ def test_gpt_trains_through_faults_of_several_kinds_bit_for_bit(launch, tmp_path
 PARTS = sharded(JOB)
 
 
-@pytest.fixture
-def reference(launch):
-    """The run without faults, which has the losses and norms of replicated state."""
-    calm = calm_run(PARTS, launch, STEPS)
-    assert figures(calm) == figures(calm_run(JOB, launch, STEPS))
-    return calm
-
-
 @pytest.mark.parametrize(
     ("name", "struck"),
     [
@@ -123,11 +115,14 @@ def reference(launch):
         *(pytest.param(name, phases(KINDS[name], SHARDED_COLUMNS), marks=pytest.mark.soak) for name in ENDING),
     ],
 )
-def test_fault_of_a_sharded_run_changes_no_bit(name, struck, launch, reference):
-    row = matrix_row(name, struck, lambda faults: launch(PARTS, STEPS, *faults), reference)
+def test_fault_of_a_sharded_run_changes_no_bit(name, struck, launch):
+    steps = steps_for(struck)
+    calm = calm_run(PARTS, launch, steps)
+    assert figures(calm) == figures(calm_run(JOB, launch, steps))
+    row = matrix_row(name, struck, lambda faults: launch(PARTS, steps, *faults), calm)
     assert row[-1] == "identical"
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 200))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200))])
 def test_features_and_faults_change_no_bit(seed, servers, tmp_path):
     run_interaction(draw_interaction(seed), tmp_path, servers["emulated"])
