@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import product
 from random import Random
 
-import msgspec
 import pytest
 
 from recycle.exec.faults.kinds import KINDS
@@ -23,7 +22,7 @@ from tests.exec.accelerator.struck import (
 )
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import ENDING, JOB, matrix_row, phases, steps_for
-from tests.exec.runs import assert_same_training, calm_run, events_of, job, kinds, of_kind, only
+from tests.exec.runs import assert_same_training, calm_run, events_of, job, kinds, of_kind, only, varied
 from tests.exec.sharded import require_calm, sharded
 
 SHORT = 9
@@ -99,11 +98,7 @@ def small_sharded(kind: str, precision: str) -> PricedJob:
 
 
 def over_accelerators(replicated: PricedJob) -> PricedJob:
-    parts = sharded(replicated)
-    return parts.with_sections(
-        train=msgspec.structs.replace(parts.train, copy_bytes=PIECE),
-        membership=msgspec.structs.replace(parts.membership, transport=SIMULATED),
-    )
+    return varied(sharded(replicated), train={"copy_bytes": PIECE}, membership={"transport": SIMULATED})
 
 
 @pytest.mark.parametrize(
@@ -145,8 +140,8 @@ def test_kills_at_random_instants_end_only_their_workers(kills, seed, launch):
         for step, worker in zip(range(1, steps, KILLS_APART), workers, strict=True)
         for text in (f"kill={random.uniform(0.0, 0.05):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
     ]
-    train = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
-    run = launch(over(Hostile, msgspec.structs.replace(JOB, train=train), form_timeout=8.0), steps, *faults)
+    config = varied(JOB, train={"checkpoint_every": 20})  # all hosts of a stage may die at once
+    run = launch(over(Hostile, config, form_timeout=8.0), steps, *faults)
     assert_same_training(run, calm_run(JOB, launch, steps))
     struck = Counter(event["worker"] for event in of_kind(run, "fault"))
     dead = Counter(event["worker"] for event in of_kind(run, "detected"))

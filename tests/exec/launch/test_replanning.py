@@ -1,6 +1,5 @@
 """Times that drift: micro-batches leave a slow worker and return to it, and no loss changes by a bit."""
 
-import json
 import time
 from pathlib import Path
 
@@ -148,15 +147,3 @@ def test_messages_leave_a_slow_link_and_no_bit_changes(launch, tmp_path):
 
 def _at(run: RunResult, event):
     return run.metrics[event["step"]]
-
-
-def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch, tmp_path):
-    (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
-    sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
-    slow = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 1}, **sections)
-    run, free = launch(slow, 5, "kill:2.1@2", directory=tmp_path / "run"), calm_run(job(3, 2, 4, **sections), launch, 5)
-    assert run.losses == free.losses
-    before, after = (plan_of(run, line["plan"]) for line in (run.metrics[0], run.metrics[-1]))
-    assert (before.failed, after.failed) == (set(), {Worker(2, 1)})
-    assert all(forwards(plan, SLOW) < forwards(plan, Worker(0, 1)) for plan in (before, after))
-    assert run.metrics[-1]["period"] == simulate(after, slow.profile()).period
