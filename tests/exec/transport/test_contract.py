@@ -182,7 +182,7 @@ def test_processes_form_again_with_fewer_others_and_other_roles(kind, workers):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_completes_before_a_random_end_is_right_and_nothing_arrives_after_it(kind, workers):
     random = Random(7)
-    for _ in range(8):
+    for _ in range(5):
         ranks = random.sample(ALL, 4)
         assert workers.form(kind, GRID, ranks) == ["done"] * 4
         workers.begin(ranks, Participant.iterate, 50)
@@ -243,6 +243,6 @@ def test_forming_again_leaves_no_thread_and_no_socket_and_other_sockets_open(kin
     assert workers.run(ALL, open_socket) == ["done"] * 4
     leave(workers)
     assert workers.run(ALL, count) == ["done"] * 4
-    interrupt(6)
+    interrupt(4)
     leave(workers)
     assert workers.run(ALL, check_counts) == ["done"] * 4

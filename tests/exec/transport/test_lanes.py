@@ -4,7 +4,7 @@ The workers are threads of this process, with a simulated device each (tests/exe
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from torch.distributed import HashStore
 from recycle import RunError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS
+from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS, LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Compute, Receive, Send
+from recycle.ir.instruction import Compute, Instruction, Receive, ReduceGradients, Send
 from recycle.job.sections import MembershipSection
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
@@ -65,16 +65,22 @@ class Process:
         return self._thread.submit(action)
 
     def run(self, iteration: int):
-        """Run an iteration of its program with empty computations."""
-        self.transport.begin(self.program, iteration)
-        for instruction in self.program:
-            if isinstance(instruction, Receive):
-                self.transport.receive(instruction)()
-            elif isinstance(instruction, Compute):
-                self.device.launch(lambda: None, instruction.token)
-            elif isinstance(instruction, Send):
-                self.transport.send(instruction, torch.ones(4))
-        self.transport.settle()
+        run_program(self.transport, self.device, self.program, iteration)
+
+
+def run_program(transport: LaneTransport, device: Device, program: Sequence[Instruction], iteration: int):
+    """An iteration with empty computations."""
+    transport.begin(program, iteration)
+    for instruction in program:
+        if isinstance(instruction, Receive):
+            transport.receive(instruction)()
+        elif isinstance(instruction, Compute):
+            device.launch(lambda: None, instruction.token)
+        elif isinstance(instruction, Send):
+            transport.send(instruction, torch.ones(4))
+        elif isinstance(instruction, ReduceGradients):
+            transport.reduce(instruction.stage, [torch.ones(2)])
+    transport.settle()
 
 
 @pytest.fixture
