@@ -69,8 +69,8 @@ def test_cut_without_messages_warns_and_cut_between_hosts_fences_one_of_them(lau
     before the second cut ends the generation, and with it all connections."""
     sections = {"train": {"clip": 1e9}, "membership": {"heartbeat": 0.1, "dead_after": 1.5, "drift": 0.0}}
     steps, faults = 46, ["cut=1.0:3.2@1", "cut=0.1:2.1@22"]
-    run = launch(job(4, 3, 2, model={"seconds_per_unit": 0.015}, **sections), steps, *faults)
-    one_stage = job(4, 1, 2, model={"layers": 6}, **sections)  # emulated losses do not depend on the number of stages
+    run = launch(job(4, 3, 1, model={"seconds_per_unit": 0.02}, **sections), steps, *faults)
+    one_stage = job(4, 1, 1, model={"layers": 6}, **sections)  # emulated losses do not depend on the number of stages
     assert run.losses == calm_run(one_stage, launch, steps).losses
     warning = only(run, "warning")["message"]
     assert re.fullmatch(
