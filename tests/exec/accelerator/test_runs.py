@@ -94,7 +94,7 @@ def small_sharded(kind: str, precision: str) -> PricedJob:
     """3 x 2 workers, whose steps are staggered."""
     train = {"clip": 1e9, "precision": precision, "reduce_buckets": 2, "checkpoint_every": SHARDED_STEPS}
     limits = {"heartbeat": 0.1, "dead_after": 2.0}
-    return job(3, 2, 2, kind=kind, train=train, membership=limits, model={"hidden": 64})
+    return job(3, 2, 2, kind=kind, train=train, membership=limits, model={"hidden": 64, "layers": 2})
 
 
 def over_accelerators(replicated: PricedJob) -> PricedJob:

@@ -187,11 +187,9 @@ def test_run_directory_is_locked(begun, launch, tmp_path):
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
     shutil.copy(begun / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
-    with pytest.raises(JobError, match="is in use by another"):
-        launch(small(), 12, directory=tmp_path / "other", resume=True)
-    with pytest.raises(JobError, match="is in use by another"):
-        # With fewer steps than it has, the error is the same.
-        launch(small(), 1, directory=tmp_path / "other", resume=True)
+    for steps in (12, 1):  # also with fewer than it has
+        with pytest.raises(JobError, match="is in use by another"):
+            launch(small(), steps, directory=tmp_path / "other", resume=True)
     opened.close()
 
 

@@ -83,7 +83,7 @@ def test_cut_without_messages_warns_and_cut_between_hosts_fences_one_of_them(lau
 
 def test_gpt_trains_through_faults_of_several_kinds_bit_for_bit(launch, tmp_path):
     """The log of a failed worker has its last lines."""
-    gpt = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership=MEMBERSHIP)
+    gpt = job(3, 2, 2, kind="gpt", model={"layers": 2}, train={"clip": 1e9}, membership=MEMBERSHIP)
     faults = (
         *("oom:1.1@1.step", "exception:0.0@2.backward", "rejoin:1.1@3"),
         *("segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5"),

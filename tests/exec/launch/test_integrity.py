@@ -18,7 +18,8 @@ from tests.exec.sharded import sharded
 
 STEPS = 10
 ELASTIC = {"planner": {"layout": "elastic", "move_when": "always", "seconds": 0.2}, "model": {"layers": 6}}
-BF16, TWO_PROCESSES = {"train": {"precision": "bf16"}}, {"shape": {"tensor_parallel": 2}}
+BF16 = {"train": {"precision": "bf16"}, "model": {"layers": 2}}
+TWO_PROCESSES = {"shape": {"tensor_parallel": 2}}
 EVERY_OTHER = {"train": {"checkpoint_every": 2}}
 
 

@@ -17,7 +17,7 @@ STEPS = 5
 def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(launch):
     """The reduce phase strikes before the middle one of a stage's four sums, when peers have begun two."""
     membership = {"heartbeat": 0.1, "dead_after": 3.0}
-    gpt = job(3, 2, 2, kind="gpt", model={"tied": True}, train={"clip": 1e9}, membership=membership)
+    gpt = job(3, 2, 2, kind="gpt", model={"tied": True, "layers": 2}, train={"clip": 1e9}, membership=membership)
     cut = varied(gpt, train={"reduce_buckets": 4})
     struck = launch(cut, STEPS, "kill:1.1@2.reduce", "rejoin:1.1@3")
     calm = calm_run(gpt, launch, STEPS)

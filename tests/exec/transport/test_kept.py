@@ -15,19 +15,18 @@ import torch
 from torch.distributed import HashStore
 
 from recycle import Schedule, Shape, Worker, lower
-from recycle.exec.transport.base import TransportError, sum_groups
+from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive
 from recycle.job.footprint import COMMUNICATORS
 from recycle.job.sections import MembershipSection
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
-from tests.exec.transport.test_lanes import LATE, run_program
+from tests.exec.transport.test_lanes import LATE, groups_of, run_program
 
 GRID = lower(one_f_one_b(Shape(2, 2, 3)))
 SWAPPED = {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(0, 0)}
@@ -86,16 +85,9 @@ class Cluster:
             offering.result(LATE)
         forming = {}
         for worker, process in self.processes.items():
-            groups = GroupsOfGeneration(
-                name,
-                roles.get(worker, worker),
-                self.schedule.live,
-                sum_groups(self.schedule),
-                ((4,), torch.float32),
-                lanes_of(self.schedule),
-                {roles.get(other, other): other for other in self.processes},
-                self.over,
-            )
+            processes = {roles.get(other, other): other for other in self.processes}
+            role = roles.get(worker, worker)
+            groups = groups_of(self.schedule, role, name, processes=processes, over=self.over)
             forming[worker] = process.does(partial(process.open, groups))
         return {worker: transport.result(LATE) for worker, transport in forming.items()}
 

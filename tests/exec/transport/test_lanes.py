@@ -36,6 +36,11 @@ PIPELINE = lower(one_f_one_b(Shape(1, 3, 4)))
 FIRST, MIDDLE, LAST = PIPELINE.live
 
 
+def groups_of(schedule: Schedule, role: Worker, name="g", **more: Any) -> GroupsOfGeneration:
+    members, hosts = sorted(schedule.live), sum_groups(schedule)
+    return GroupsOfGeneration(name, role, members, hosts, MESSAGE, lanes_of(schedule), **more)
+
+
 class Process:
     """One worker of a schedule: its device, its transport, and its main thread."""
 
@@ -51,10 +56,7 @@ class Process:
     ) -> None:
         self.device, self.over = Device(eager=False, connections=connections, limits=limits), threading.Event()
         self.program = schedule.program(role)
-        members = sorted(schedule.live)
-        groups = GroupsOfGeneration(
-            "g", role, members, sum_groups(schedule), MESSAGE, lanes_of(schedule), over=self.over, copies=joins
-        )
+        groups = groups_of(schedule, role, over=self.over, copies=joins)
         settings = TransportSettings(store, limits=MembershipSection(form_timeout=form_timeout))
         self.plugin = OwnDevice(settings, self.device)
         self.transport = self.plugin._form(groups)
