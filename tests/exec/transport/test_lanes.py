@@ -26,7 +26,7 @@ from recycle.job.sections import MembershipSection
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
-from tests.exec.sharing import shared_plan
+from tests.exec.transport.test_transports import adaptive
 from tests.waiting import until
 
 MESSAGE = ((4,), torch.float32)
@@ -138,7 +138,7 @@ def test_communicators_whose_creation_hangs_form_again(start):
 
 
 def test_workers_share_communicators_where_they_have_many_lanes(start):
-    processes = start(shared_plan())
+    processes = start(lower(adaptive(6, 4, 6, (0, 1, 0, 0))))  # neighbors of 1.1 have lanes to all of its peers
     assert max(process.device.communicators for process in processes.values()) == LANES + 1
     run_three(processes)
 
