@@ -252,9 +252,9 @@ def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario, launch
     assert all(scenario.warned in event["message"] for event in events.get("warning", []))
     bits = [result for event in corrupt for result in event.get("bits", [])]
     assert bits or scenario.bit is None
-    struck = re.search(r"flip=.*?:\d\.(\d)", scenario.faults)
+    struck = re.findall(r"flip=.*?:\d\.(\d)", scenario.faults)
     for result in bits[:1] if scenario.tensor else ():  # others follow from the first
-        assert result["stage"] == int(struck[1])
+        assert result["stage"] == int(struck[-1])
         assert scenario.tensor in result["tensor"]
     for result in bits if scenario.bit is not None else ():
         assert (result["worker"] in accused, result["bit"]) == (True, scenario.bit)

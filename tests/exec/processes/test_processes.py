@@ -140,22 +140,39 @@ def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machine
 # Open files.
 
 
-def train_with(limit: int):
+TRAIN = "train", "job.toml", "--steps", "2", "--run", "run"
+REFUSED = (
+    "recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {};"
+    " raise it: ulimit -n 80 [job-error]\n"
+)
+
+
+def limit_files(limit: int):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    run_recycle("train", "job.toml", "--steps", "2", "--run", "run")
 
 
-@pytest.mark.parametrize("limit", [pytest.param(16, marks=pytest.mark.soak), 79])
-def test_too_few_are_refused_before_anything_starts(limit, tmp_path):
+def train_with(limit: int):
+    limit_files(limit)
+    run_recycle(*TRAIN)
+
+
+def test_too_few_are_refused_before_anything_starts(tmp_path):
     (tmp_path / "job.toml").write_text(job(2, 2, 2).to_toml())
     with (tmp_path / "output").open("wb") as output:
         streams = dict.fromkeys((1, 2), output.fileno())
-        assert WarmProcess(train_with, limit, streams=streams, directory=tmp_path).wait(120) == 2
-    assert (tmp_path / "output").read_text() == (
-        f"recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {limit};"
-        " raise it: ulimit -n 80 [job-error]\n"
-    )
+        assert WarmProcess(train_with, 79, streams=streams, directory=tmp_path).wait(120) == 2
+    assert (tmp_path / "output").read_text() == REFUSED.format(79)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.soak
+def test_sixteen_are_enough_to_be_refused(tmp_path):
+    (tmp_path / "job.toml").write_text(job(2, 2, 2).to_toml())
+    command = [sys.executable, "-c", f"import sys; from recycle.cli import main; main({list(TRAIN)})"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, preexec_fn=lambda: limit_files(16)
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", REFUSED.format(16))
 
 
 def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch):
