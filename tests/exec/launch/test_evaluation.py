@@ -6,10 +6,9 @@ import pytest
 
 from recycle import Job, Worker
 from recycle.exec import run
-from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import interleaved
 from recycle.runs.logs import load_trace
-from tests.exec.runs import calm_run, job, kinds, lines_of
+from tests.exec.runs import assert_same_training, calm_run, job, kinds, lines_of
 
 STEPS = 8
 EVERY_OTHER = {"every": 2, "batches": 3}
@@ -18,22 +17,15 @@ MODES = {"staggered": {"clip": 1e9}, "barrier": {"clip": 1e-3}}
 """`[train]` by whose clipping limit all iterations but the first step so."""
 
 
-def small(kind="emulated", **sections) -> Job:
-    return job(3, 2, 2, kind=kind, eval=EVERY_OTHER, **sections)
-
-
-def assert_same(struck: RunResult, calm: RunResult):
-    assert struck.losses == calm.losses
-    assert struck.evaluations == calm.evaluations
-    for worker, digests in struck.digests.items():
-        assert digests == calm.digests[worker]
+def small(**sections) -> Job:
+    return job(3, 2, 2, eval=EVERY_OTHER, **sections)
 
 
 @pytest.mark.parametrize("mode", ["staggered", pytest.param("barrier", marks=pytest.mark.soak)])
 def test_workers_that_die_in_evaluations_change_no_bit(launch, mode):
     config = small(train=MODES[mode])
     calm, struck = calm_run(config, launch, STEPS), launch(config, STEPS, *KILLED)
-    assert_same(struck, calm)
+    assert_same_training(struck, calm)
     assert sorted(struck.evaluations) == [1, 3, 5, 7]
     assert mode in struck.modes
     assert kinds(struck).count("detected") == 2
@@ -69,7 +61,7 @@ def test_evaluation_after_deaths_has_the_bits_of_one_process(launch):
     )
     struck = launch(config, STEPS, *KILLED)
     calm = run(interleaved(config.shape), config, steps=STEPS)
-    assert_same(struck, calm)
+    assert_same_training(struck, calm)
     assert kinds(struck).count("detected") == 2
     assert len(set(struck.evaluations.values())) == 4
     assert all(math.isfinite(loss) for loss in struck.evaluations.values())
