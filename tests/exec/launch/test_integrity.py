@@ -248,8 +248,11 @@ def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario, launch
     )
     if scenario.back:
         assert events["undone"][-1]["step"] in scenario.back
-    assert bool(events.get("warning")) == bool(scenario.warned)
-    assert all(scenario.warned in event["message"] for event in events.get("warning", []))
+    warnings = [event["message"] for event in events.get("warning", [])]
+    # Whether a checkpoint with the wrong state is complete by then, and skipped, depends on the time.
+    warnings = [message for message in warnings if "skipped, because the states" not in message]
+    assert bool(warnings) == bool(scenario.warned)
+    assert all(scenario.warned in message for message in warnings)
     bits = [result for event in corrupt for result in event.get("bits", [])]
     assert bits or scenario.bit is None
     struck = re.findall(r"flip=.*?:\d\.(\d)", scenario.faults)
