@@ -38,7 +38,7 @@ SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store, device: Limits, **limits: float):
+    def __init__(self, store, device: Limits = Limits(), **limits: float):  # noqa: B008
         settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
         self.formed = []
@@ -63,53 +63,49 @@ class Process(OwnDevice):
 class Cluster:
     """Processes by start position, in successive generations."""
 
-    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float):  # noqa: B008
-        self.store = HashStore()
-        self.schedule, self._device, self._limits = schedule, device, limits
-        self.processes = {worker: Process(self.store, device, **limits) for worker in schedule.live}
-        self.number = 0
-        self.over = threading.Event()
-        self._every = list(self.processes.values())
+    def __init__(self, schedule: Schedule = GRID, **options: Any):
+        self.schedule, self.number, self.over = schedule, 0, threading.Event()
+        self._make = partial(Process, HashStore(), **options)
+        self.processes, self._every = {}, []
+        for worker in schedule.live:
+            self.restart(worker)
 
     def restart(self, worker: Worker):
         """Replace a dead process."""
-        self.processes[worker] = Process(self.store, self._device, **self._limits)
+        self.processes[worker] = self._make()
         self._every.append(self.processes[worker])
+
+    def _each(self, action: Callable[[Process, Worker], Any]) -> dict[Worker, Any]:
+        """The results of an action in the main thread of each process."""
+        doing = {worker: process.does(partial(action, process, worker)) for worker, process in self.processes.items()}
+        return {worker: result.result(LATE) for worker, result in doing.items()}
 
     def form(self, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, GroupTransport]:
         """Form the next generation; `roles` maps processes to roles, if different."""
         self.number += 1
         self.over = threading.Event()
         name = f"generation{self.number}"
-        for offering in [p.does(lambda p=p, w=w: p.offer(name, w)) for w, p in self.processes.items()]:
-            offering.result(LATE)
-        forming = {}
-        for worker, process in self.processes.items():
-            processes = {roles.get(other, other): other for other in self.processes}
-            role = roles.get(worker, worker)
-            groups = groups_of(self.schedule, role, name, processes=processes, over=self.over)
-            forming[worker] = process.does(partial(process.open, groups))
-        return {worker: transport.result(LATE) for worker, transport in forming.items()}
+        more = {"processes": {roles.get(worker, worker): worker for worker in self.processes}, "over": self.over}
+        self._each(lambda process, worker: process.offer(name, worker))
+        return self._each(
+            lambda process, worker: process.open(groups_of(self.schedule, roles.get(worker, worker), name, **more))
+        )
 
     def train(self, iterations: int, roles: Mapping[Worker, Worker] = {}):
         """Form the next generation and run iterations of it."""
+        transports = self.form(roles)
 
-        def run(process, transport, role):
+        def run(process, worker):
+            program = self.schedule.program(roles.get(worker, worker))
             for iteration in range(iterations):
-                run_program(transport, process.take(), self.schedule.program(role), iteration)
+                run_program(transports[worker], process.take(), program, iteration)
 
-        running = [
-            self.processes[worker].does(partial(run, self.processes[worker], transport, roles.get(worker, worker)))
-            for worker, transport in self.form(roles).items()
-        ]
-        for iterations_of_process in running:
-            iterations_of_process.result(LATE)
+        self._each(run)
 
     def leave(self):
         """End the generation; all processes leave it."""
         self.end()
-        for leaving in [process.does(process.end) for process in self.processes.values()]:
-            leaving.result(LATE)
+        self._each(lambda process, _: process.end())
 
     def formed(self) -> list[str]:
         """Communicators formed since the last call, each by both members."""
@@ -151,7 +147,7 @@ def test_next_generation_reuses_all_idle_communicators(cluster):
 
 
 def test_new_communicators_do_not_take_streams_in_use():
-    cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), Limits(streams=5))
+    cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), device=Limits(streams=5))
     for _ in range(5):
         cluster.train(3)
         middle = cluster.processes[Worker(0, 1)]
