@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,7 +23,7 @@ from tests.exec.accelerator.struck import (
 )
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import ENDING, JOB, matrix_row, phases, steps_for
-from tests.exec.runs import assert_same_training, calm_run, events_of, job, kinds, of_kind, only, varied
+from tests.exec.runs import Run, assert_same_training, calm_run, events_of, job, kinds, of_kind, only, varied
 from tests.exec.sharded import require_calm, sharded
 
 SHORT = 9
@@ -34,6 +35,13 @@ def small(kind="emulated", **sections: dict) -> PricedJob:
     """3 x 2 workers, whose steps are staggered."""
     membership = {"heartbeat": 0.1, "dead_after": 2.0}
     return job(3, 2, 2, kind=kind, **{"train": {"clip": 1e9, "warmup": 2}, "membership": membership} | sections)
+
+
+def train(launch: Run, plugin: type[Simulated], *faults: str, directory: Path | None = None, **membership: float):
+    """A run on simulated accelerators, which has the bits of one over gloo."""
+    run = launch(over(plugin, small(), **membership), SHORT, *faults, directory=directory)
+    assert_same_training(run, calm_run(small(), launch, SHORT))
+    return run
 
 
 @pytest.mark.parametrize(
@@ -53,22 +61,19 @@ def test_fault_is_detected_in_its_phases_and_changes_no_bit(name, struck, launch
 
 
 def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch):
-    run = launch(over(Simulated, small(), transport_timeout=3.0), SHORT, "cut=1.0:1.1@3")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
+    run = train(launch, Simulated, "cut=1.0:1.1@3", transport_timeout=3.0)
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
 def test_stuck_device_is_fenced_and_neither_a_slow_one_nor_hosts_with_full_launch_queues(launch):
-    run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
-    assert_same_training(run, calm_run(small(), launch, SHORT))
+    run = train(launch, Stuck, hung_after=2.0)
     death = only(run, "detected")
     assert (death["worker"], death["step"]) == (str(STRUCK), STUCK_AT)
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", death["cause"])
 
 
 def test_only_the_worker_of_a_failed_accelerator_ends(launch, tmp_path):
-    run = launch(over(Failing, small()), SHORT, directory=tmp_path)
-    assert_same_training(run, calm_run(small(), launch, SHORT))
+    run = train(launch, Failing, directory=tmp_path)
     death = only(run, "detected")
     assert death["worker"] == str(STRUCK)
     assert death["step"] in (STRUCK_AT - 1, STRUCK_AT)  # others may still report the step before
@@ -152,8 +157,7 @@ def test_kills_at_random_instants_end_only_their_workers(kills, seed, launch):
 
 
 def test_worker_whose_links_break_ends_and_its_peers_do_not(launch):
-    run = launch(over(Unplugged, small()), SHORT)
-    assert_same_training(run, calm_run(small(), launch, SHORT))
+    run = train(launch, Unplugged)
     assert only(run, "detected")["worker"] == str(STRUCK)
 
 
