@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from recycle import Job
 from recycle.exec.launch.launcher import RunResult
@@ -24,12 +23,6 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
 PATIENCE = 120.0
 LOOPBACK = [Node(f"127.0.0.{number + 2}") for number in range(4)]
-
-
-def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams) -> subprocess.Popen[Any]:
-    """Start an agent in `directory` on a node; it finds the transport of `tests.exec.paced`."""
-    command = node.command(*COMMAND, *options)
-    return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
 
 
 class Cluster:
@@ -66,7 +59,13 @@ class Cluster:
         )
         with self.output(node).open("ab") as output:
             if as_user or place.namespace is not None:
-                self.agents[node] = start_command(self._directory, *options, node=place, stdout=output, stderr=output)
+                self.agents[node] = subprocess.Popen(
+                    place.command(*COMMAND, *options),
+                    cwd=self._directory,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},  # to find the transport of `tests.exec.paced`
+                    stdout=output,
+                    stderr=output,
+                )
             else:
                 self.agents[node] = start_recycle(["agent", *options], self._directory, output)
         return self.agents[node]

@@ -85,11 +85,6 @@ def phases(kind: FaultKind, columns: Sequence[str] = COLUMNS) -> list[str]:
     return ["middle", *(phase for phase in columns if phase in kind.phases)]
 
 
-def some_phases(name: str) -> list[str]:
-    """A third of the phases of a kind, other ones for each kind: what is struck on every change."""
-    return phases(KINDS[name])[ENDING.index(name) % 3 :: 3]
-
-
 def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str]]:
     """(faults, the fault of each phase) of the run that strikes one kind in these phases."""
     faults = []
@@ -166,6 +161,11 @@ def causes(name: str) -> str:
         "cut": r"cut off from worker \S+",
     }
     return messages[name]
+
+
+def steps_for(struck: Sequence[str]) -> int:
+    """Iterations of a run that strikes in these phases, all of whose workers are back in the end."""
+    return APART * (len(struck) + 3)
 
 
 def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunResult) -> list[str]:

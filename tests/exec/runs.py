@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,13 @@ def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **secti
         lines.append(f"[{section}]")
         lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     return price(Job.from_toml("\n".join(lines)))
+
+
+def varied(config: PricedJob, **sections: Mapping[str, Any]) -> PricedJob:
+    """The job with other values of some keys, by section."""
+    return config.with_sections(
+        **{name: msgspec.structs.replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    )
 
 
 def lines_of(directory: Path, name: str):
@@ -96,9 +104,8 @@ _CALM = {}
 
 def local_run(config: PricedJob) -> LocalRun:
     """All workers of a job in this process, without faults."""
-    model = msgspec.structs.replace(config.model, seconds_per_unit=0.0)
     schedule = (one_f_one_b if config.shape.chunks == 1 else looped_bfs)(config.shape)
-    return LocalRun(with_barrier(with_updates_of(schedule, config)), msgspec.structs.replace(config, model=model))
+    return LocalRun(with_barrier(with_updates_of(schedule, config)), varied(config, model={"seconds_per_unit": 0.0}))
 
 
 def calm_run(config: PricedJob, launch: Run, steps: int, in_processes=False) -> RunResult:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import safe_open
 
@@ -13,14 +12,12 @@ from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.job import Job, PricedJob, price
-from tests.exec.runs import figures, local_run
+from tests.exec.runs import figures, local_run, varied
 
 
 def sharded(config: PricedJob, copies=2) -> PricedJob:
     """The job with its optimizer's state sharded."""
-    return config.with_sections(
-        train=msgspec.structs.replace(config.train, sharded_optimizer=True, optimizer_copies=copies)
-    )
+    return varied(config, train={"sharded_optimizer": True, "optimizer_copies": copies})
 
 
 def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from tests.exec.accelerator.device import QUEUE, Device, Limits
 from tests.exec.accelerator.transport import Simulated
 
 STRUCK = Worker(1, 1)
-STRUCK_AT = 3
+STRUCK_AT, STUCK_AT = 3, 6
 SLOW_SECONDS, SLOW_KERNELS = 0.25, 12
 PIN_SECONDS = 5e-6
 """Per byte: a quarter of a second for the largest tensor of a stage of a test, two seconds for all."""
@@ -34,15 +34,6 @@ def over(plugin: type[Simulated], job: Job, **membership: float) -> Job:
     return msgspec.structs.replace(job, membership=section)
 
 
-class Full(Simulated):
-    """Short launch queues, as with thousands of kernels per stage, and a device that is slow once."""
-
-    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        device = self.take()
-        device.compute.length = QUEUE if groups.role == STRUCK else 1
-        return _at(super().open(groups), groups.role, lambda: _slow_down(device))
-
-
 def _slow_down(device: Device):
     """Slow down each of the next computations."""
     launch, remaining = device.launch, SLOW_KERNELS
@@ -58,11 +49,16 @@ def _slow_down(device: Device):
 
 
 class Stuck(Simulated):
-    """A kernel of one worker never ends, while its host queues more work."""
+    """One worker's device is slow for a while, and later one of its kernels never ends; its host queues more work.
+
+    The others have short launch queues, as with thousands of kernels per stage.
+    """
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        never = threading.Event()
-        return _at(super().open(groups), groups.role, lambda: self.take().launch(never.wait))
+        device, never = self.take(), threading.Event()
+        device.compute.length = QUEUE if groups.role == STRUCK else 1
+        transport = _at(super().open(groups), groups.role, lambda: _slow_down(device))
+        return _at(transport, groups.role, lambda: device.launch(never.wait), STUCK_AT)
 
 
 class Demanding(Simulated):
@@ -124,13 +120,13 @@ class Failing(Simulated):
         return _at(super().open(groups), groups.role, lambda: self.take().launch(lambda: [].pop()))
 
 
-def _at(transport: GroupTransport, role: Worker, strike: Callable[[], None]) -> GroupTransport:
-    """Strike when worker STRUCK begins iteration STRUCK_AT."""
+def _at(transport: GroupTransport, role: Worker, strike: Callable[[], None], step=STRUCK_AT) -> GroupTransport:
+    """Strike when worker STRUCK begins an iteration."""
     begin = transport.begin
 
     def begin_struck(program, iteration):
         begin(program, iteration)
-        if (role, iteration) == (STRUCK, STRUCK_AT):
+        if (role, iteration) == (STRUCK, step):
             strike()
 
     transport.begin = begin_struck

@@ -1,31 +1,33 @@
 """Runs that resume from a checkpoint: after the loss of a stage, after the end of the launcher, in another shape."""
 
 import json
-import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from recycle import Job, JobError, Shape
+from recycle.cli.planner import plan_for_training
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_resume_point
-from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.membership import reassign
 from recycle.job import PricedJob, price
+from tests.exec.launch.test_run_directory import files_of_at_most
 from tests.exec.runs import (
     calm_run,
     events_of,
     job,
     lines_of,
     live_workers,
+    of_kind,
+    processes_writing_below,
 )
 from tests.exec.sharded import calm_course, require_equal, stored
 from tests.waiting import until
@@ -34,7 +36,6 @@ from tests.warm import start_recycle
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
 PLANNER = {"seconds": 1.0, "ahead": 0}
 WHOLE_STAGE = ("kill:0.1@{}", "kill:1.1@{}", "kill:2.1@{}")
-COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
 
 
 def assert_same_course(run: Path, config: PricedJob):
@@ -50,7 +51,7 @@ def copy_of(calm: RunResult, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calm.directory, tmp_path / "run"))
 
 
-def gpt(pipelines: int, ranks: int, micro_batches: int) -> PricedJob:
+def gpt(pipelines=3, ranks=2, micro_batches=2) -> PricedJob:
     """Six layers for any number of ranks, with clipped gradients and staggered steps in turn."""
     model = {"layers": 6, "hidden": 32, "heads": 2, "sequence": 16}
     return job(
@@ -67,14 +68,14 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> PricedJob:
 @pytest.fixture
 def part(launch, tmp_path):
     """A GPT, trained for 4 steps; its last checkpoint has step 3."""
-    return copy_of(calm_run(gpt(3, 2, 4), launch, 4, in_processes=True), tmp_path)
+    return copy_of(calm_run(gpt(), launch, 4, in_processes=True), tmp_path)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("shape", [(2, 3, 3), pytest.param((3, 2, 2), marks=pytest.mark.soak)])
 def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, part, launch):
     resumed = gpt(*shape)
     result = launch(resumed, 8, directory=part, resume=True)
-    assert_same_course(part, gpt(3, 2, 4))
+    assert_same_course(part, gpt())
     lines = lines_of(part, "metrics")
     assert max(line["grad_norm"] for line in lines) > resumed.train.clip
     assert result.metrics == lines
@@ -82,7 +83,7 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, p
     assert [event["step"] for event in events_of(part, "restored")] == [4]
     assert events_of(part, "warning") == []
     assert (part / "trace.json").exists()
-    assert (part / "earlier" / "0" / "logs").exists() == (shape != (3, 2, 4))
+    assert (part / "earlier" / "0" / "logs").exists() == (shape != (3, 2, 2))
     times, generations = ([line[key] for line in lines] for key in ("time", "generation"))
     assert times == sorted(times)
     assert generations == sorted(generations)
@@ -90,8 +91,8 @@ def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(shape, p
 
 
 def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(part, launch):
-    result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
-    assert_same_course(part, gpt(3, 2, 4))
+    result = launch(gpt(), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
+    assert_same_course(part, gpt())
     restored = events_of(part, "restored")
     assert restored[-1]["live"] == ["0.0", "0.1", "1.0"]
     assert restored[-1]["step"] in (4, 6)
@@ -130,21 +131,29 @@ def leave_out_metrics(run: Path, begin=3, end=4):
 
 
 @pytest.mark.parametrize(
-    ("harm", "restored", "warning"),
+    ("harm", "steps", "warnings"),
     [
-        (add_steps, 5, None),
-        (damage_checkpoint, 3, "stage-0001-1-of-1.safetensors: cut off"),
-        (leave_out_metrics, 3, "metrics.jsonl is whole up to step 2 only"),
+        (add_steps, [0, 1, 2, 3, 4], []),
+        (damage_checkpoint, [0, 1, 2], ["stage-0001-1-of-1.safetensors: cut off"]),
+        (leave_out_metrics, [0, 1, 2], ["metrics.jsonl is whole up to step 2 only"]),
     ],
 )
-def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored, warning, begun, launch):
+def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, steps, warnings, begun):
     harm(begun)
-    launch(small(), 12, directory=begun, resume=True)
+    point = find_resume_point(begun, small(), 12, None)
+    assert [line["step"] for line in point.metrics] == steps
+    assert point.checkpoint.manifest.step == steps[-1]
+    assert len(point.warnings) == len(warnings)
+    assert all(says in message for says, message in zip(warnings, point.warnings, strict=True))
+
+
+def test_steps_after_the_checkpoint_are_trained_again(begun, launch):
+    add_steps(begun)
+    damage_checkpoint(begun)
+    launch(small(), 9, directory=begun, resume=True)
     assert_same_course(begun, small())
-    assert [event["step"] for event in events_of(begun, "restored")] == [restored]
-    messages = [event["message"] for event in events_of(begun, "warning")]
-    assert len(messages) == (warning is not None)
-    assert all(str(warning) in message for message in messages)
+    assert [event["step"] for event in events_of(begun, "restored")] == [3]
+    assert len(events_of(begun, "warning")) == 1
 
 
 def test_refused_resume_changes_nothing(begun, launch, tmp_path):
@@ -180,11 +189,9 @@ def test_run_directory_is_locked(begun, launch, tmp_path):
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
     shutil.copy(begun / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
-    with pytest.raises(JobError, match="is in use by another"):
-        launch(small(), 12, directory=tmp_path / "other", resume=True)
-    with pytest.raises(JobError, match="is in use by another"):
-        # With fewer steps than it has, the error is the same.
-        launch(small(), 1, directory=tmp_path / "other", resume=True)
+    for steps in (12, 1):  # also with fewer than it has
+        with pytest.raises(JobError, match="is in use by another"):
+            launch(small(), steps, directory=tmp_path / "other", resume=True)
     opened.close()
 
 
@@ -240,33 +247,34 @@ def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written, launch,
     assert events_of(run, "warning") == []
 
 
-def test_training_continues_on_a_full_disk_with_warnings(launch, tmp_path):
+class FullDisk(Observer):
+    """Workers can write no longer files than this."""
+
+    def __init__(self, logs: Path, workers: int, most: int):
+        self._logs, self._workers, self._most = str(logs), workers, most
+
+    def waiting(self, what: str):
+        until(lambda: len(processes_writing_below(self._logs)) == self._workers)
+        for pid in processes_writing_below(self._logs):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (self._most, self._most))
+
+
+def test_training_continues_on_a_full_disk_with_warnings(launch, servers, tmp_path):
     """Files may be a little shorter than a manifest: too short for the trace, the metrics, the events and manifests,
     which name the files of six stages and so are longer than the job."""
-    stages = job(1, 6, 2, train=EVERY, planner=PLANNER)
-    calm = launch(stages, 12, directory=tmp_path / "calm")
-    (tmp_path / "job.toml").write_text(stages.to_toml())
+    stages, directory = job(1, 6, 2, train=EVERY, planner=PLANNER), tmp_path / "run"
+    calm = launch(stages, 12, directory=tmp_path / "calm")  # it also leaves no module that is compiled later
     most = (tmp_path / "calm" / "checkpoints" / "step-00000011" / "manifest.json").stat().st_size - 100
-    assert (tmp_path / "job.toml").stat().st_size <= most
-    run = subprocess.run(
-        [*COMMAND, "job.toml", "--steps", "12", "--run", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # files that Python 3.11 would leave incomplete
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
-    )
-    assert run.returncode == 0, run.stderr
-    assert [line.split()[3] for line in run.stdout.splitlines() if line.startswith("step")] == [
-        f"{loss:.6f}" for loss in calm.losses
-    ]
-    assert "warning: the trace has gaps" in run.stdout
-    assert "metrics.jsonl: cannot be written (File too large)" in run.stdout
-    assert "no checkpoint of step 11: " in run.stdout
-    assert "warning: no trace.json" in run.stdout
-    assert checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None) is None
+    more = {"planner": plan_for_training, "server": servers["emulated"]}
+    with files_of_at_most(most):
+        run = train(stages, directory, steps=12, observer=FullDisk(directory / "logs", 6, most), **more)
+    assert run.losses == calm.losses
+    messages = "\n".join(event["message"] for event in of_kind(run, "warning"))
+    assert "the trace has gaps" in messages
+    assert "metrics.jsonl: cannot be written (File too large)" in messages
+    assert "no trace.json" in messages
+    assert of_kind(run, "checkpoint")[-1]["error"]
+    assert checkpoint.newest(directory / "checkpoints", lambda _: None) is None
 
 
 @pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(3, 3, 1)], ids=str)

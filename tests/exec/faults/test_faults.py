@@ -117,9 +117,10 @@ SHAPE = JOB.shape
 
 @pytest.mark.parametrize(("mean", "seed"), [(1.0, 1), (4.0, 2), (25.0, 7)])
 def test_random_faults_have_their_mean_distance_and_repeat_with_their_seed(mean, seed):
-    faults = punish(SHAPE, 20_000, mean, seed)
-    assert faults == punish(SHAPE, 20_000, mean, seed) != punish(SHAPE, 20_000, mean, seed + 1)
-    assert 19_999 / len(faults) == pytest.approx(mean, rel=0.1)
+    steps = int(800 * mean)
+    faults = punish(SHAPE, steps, mean, seed)
+    assert faults == punish(SHAPE, steps, mean, seed) != punish(SHAPE, steps, mean, seed + 1)
+    assert (steps - 1) / len(faults) == pytest.approx(mean, rel=0.1)
     assert {fault.kind for fault in faults} == {"kill", "rejoin"}
     assert {fault.worker for fault in faults} == set(SHAPE.workers())
 

@@ -17,7 +17,7 @@ from tests.exec.fault_matrix import (
     matrix_row,
     phases,
     scenario_rows,
-    some_phases,
+    steps_for,
 )
 from tests.exec.runs import assert_same_training, calm_run, live_workers
 
@@ -37,17 +37,6 @@ LIMITS = {
 }
 
 
-@pytest.fixture
-def strike(launch):
-    return lambda faults: launch(JOB, STEPS, *faults)
-
-
-@pytest.fixture
-def reference(launch):
-    """The run without faults."""
-    return calm_run(JOB, launch, STEPS)
-
-
 def written(head: list[str]) -> list[list[str]]:
     """The rows of the page's table with this head, cell by cell."""
     after = PAGE.read_text().split("| " + " | ".join(head) + " |\n")[1].split("\n\n")[0]
@@ -58,17 +47,17 @@ def without_seconds(cells: list[str]) -> list[str]:
     return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
 
 
-def test_some_kind_strikes_every_phase_on_every_change():
-    assert {phase for name in ENDING for phase in some_phases(name)} == set(COLUMNS)
-
-
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "name", [name if name == "kill" else pytest.param(name, marks=pytest.mark.soak) for name in ENDING]
+    ("name", "struck"),
+    [  # test_struck_runs.py and the tests of accelerators and evaluations have kills in the other phases
+        ("kill", ["forward", "backward", "commit", "stepped", "acknowledge"]),
+        *(pytest.param(name, phases(KINDS[name]), marks=pytest.mark.soak) for name in ENDING),
+    ],
 )
-def test_kind_of_fault_has_the_effects_of_its_row(name, whole, strike, reference):
-    struck = phases(KINDS[name]) if whole else some_phases(name)
-    row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
+def test_kind_of_fault_has_the_effects_of_its_row(name, struck, launch):
+    steps = steps_for(struck)
+    cells = matrix_row(name, struck, lambda faults: launch(JOB, steps, *faults), calm_run(JOB, launch, steps))
+    row = dict(zip(MATRIX_HEAD, without_seconds(cells), strict=True))
     (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
     says = dict(zip(MATRIX_HEAD, without_seconds(on_page), strict=True))
     assert {head: says[head] for head in ("kind", *struck, "losses")} == {
@@ -78,12 +67,15 @@ def test_kind_of_fault_has_the_effects_of_its_row(name, whole, strike, reference
 
 
 @pytest.mark.soak
-def test_combined_faults_have_the_effects_of_the_page(strike, reference):
-    rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
-    assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
+def test_combined_faults_have_the_effects_of_the_page(launch):
+    rows = scenario_rows(lambda faults: launch(JOB, STEPS, *faults), calm_run(JOB, launch, STEPS))
+    assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == list(map(without_seconds, rows)), (
+        "run: make faults"
+    )
 
 
-def test_faults_that_end_no_worker_change_no_bit(strike, reference):
+def test_faults_that_end_no_worker_change_no_bit(launch):
+    steps = 10
     faults = [
         "slow=3:1.1@1-2",
         "slow-link=9:0.0,0.1@1-2",
@@ -92,14 +84,14 @@ def test_faults_that_end_no_worker_change_no_bit(strike, reference):
         "kill:1.1@5",
         "rejoin:1.1@7",
     ]
-    run = strike(faults)
-    assert_same_training(run, reference)
+    run = launch(JOB, steps, *faults)
+    assert_same_training(run, calm_run(JOB, launch, steps))
     assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [
         ("undone", 3, "a gradient is not finite")
     ]
     live = live_workers(run)
     assert live.index(5) in (4, 5)  # a worker may be killed in a step while others still report the previous one
-    assert live == [6] * live.index(5) + [5] * live.count(5) + [6] * (STEPS - live.index(5) - live.count(5))
+    assert live == [6] * live.index(5) + [5] * live.count(5) + [6] * (steps - live.index(5) - live.count(5))
     assert live[-1] == 6
 
 

@@ -5,11 +5,9 @@ import os
 import re
 import signal
 import socket
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from recycle import Job, JobError, RunError
@@ -22,15 +20,16 @@ from recycle.exec.launch.run_address import drain
 from recycle.exec.protocol import RunInfo
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
-from tests.exec.agents import Cluster, start_command
+from tests.exec.agents import Cluster
 from tests.exec.etcd_server import keys
-from tests.exec.runs import Run, calm_run, job, processes_writing_below
+from tests.exec.runs import Run, calm_run, job, processes_writing_below, varied
 from tests.waiting import until
 from tests.warm import start_recycle
 
 pytestmark = pytest.mark.process
 
-STEPS = 100
+STEPS, UNHURRIED = 60, 0.7
+"""Iterations, and seconds between them."""
 MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 CALM = {"dead_after": 60.0, "transport": "auto"}
 
@@ -49,6 +48,7 @@ def start(etcd, tmp_path):
     def begin(config, steps=STEPS, nodes=3, faults=()):
         strikes = [option for fault in faults for option in ("--fault", fault)]
         cluster = Cluster(tmp_path, config, etcd, tmp_path.name, "--steps", str(steps), *strikes)
+        cluster.slow_down(UNHURRIED)
         clusters.append(cluster)
         for node in range(nodes):
             cluster.start(node)
@@ -61,11 +61,7 @@ def start(etcd, tmp_path):
 
 
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None):
-    cluster.assert_trained_as(calm_run(_with(of or small(), "membership", **CALM), launch, steps))
-
-
-def _with(of: Job, section: str, **keys) -> Job:
-    return msgspec.structs.replace(of, **{section: msgspec.structs.replace(getattr(of, section), **keys)})
+    cluster.assert_trained_as(calm_run(varied(of or small(), membership=CALM), launch, steps))
 
 
 def test_nodes_die_and_come_back_and_the_losses_stay_the_same(start, launch, etcd, tmp_path):
@@ -80,6 +76,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(start, launch, etc
     lost = {event["worker"]: event["cause"] for event in cluster.events("detected")}
     assert lost == {f"{victim}.{rank}": f"the agent of node {victim} is gone" for rank in (0, 1)}
     assert not cluster.events("coordinator")
+    cluster.slow_down(3 * UNHURRIED)  # on a busy machine the agent takes a minute to start
     cluster.start(victim, as_user=True)
     cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
     cluster.kill(first)
@@ -270,12 +267,11 @@ def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(start, etcd
         ("job.toml", "--node", "1", "--fault", "kill:1.1@5"),
     )
     outputs = [(tmp_path / f"refused{number}.out").open("w+b") for number in range(len(refused))]
-    first = start_command(tmp_path, *refused[0], *config, stdout=subprocess.DEVNULL, stderr=outputs[0])
-    others = [
+    agents = [
         start_recycle(["agent", *options, *config], tmp_path, output)
-        for options, output in zip(refused[1:], outputs[1:], strict=True)
+        for options, output in zip(refused, outputs, strict=True)
     ]
-    codes = [agent.wait(100) for agent in (first, *others)]
+    codes = [agent.wait(100) for agent in agents]
     messages = []
     for output in outputs:
         output.seek(0)

@@ -8,7 +8,6 @@ import torch
 
 from recycle import Job, JobError
 from recycle.exec import run
-from recycle.exec.launch.launcher import train
 from recycle.exec.launch.trackers import Observer
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
@@ -20,9 +19,9 @@ TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
 WITHIN = 1e-5
 
 
-def imported(name: str, folder: Path, **changes) -> Path:
+def imported(name: str, folder: Path) -> Path:
     """A checkpoint with a tokenizer of 300 tokens."""
-    hub_model(name, vocab_size=320, **changes).save_pretrained(folder / "model")
+    hub_model(name, vocab_size=320, num_hidden_layers=2).save_pretrained(folder / "model")
     saved_tokenizer(folder / "model")
     import_model(folder / "model", folder / "weights")
     return folder / "weights"
@@ -60,13 +59,13 @@ class Forgetful(Observer):
 def test_export_after_a_kill_has_the_logits_of_our_stages(launch, name, tmp_path):
     weights = imported(name, tmp_path)
     job = job_of(weights, 2, 2)
-    calm = run(one_f_one_b(job.shape), job, steps=10)
-    struck = launch(job, 10, "kill:1.1@3", "rejoin:1.1@6", observer=Forgetful(weights), directory=tmp_path / "run")
+    calm = run(one_f_one_b(job.shape), job, steps=8)
+    struck = launch(job, 8, "kill:1.1@2", "rejoin:1.1@4", observer=Forgetful(weights), directory=tmp_path / "run")
     assert kinds(struck).count("rejoined") == 1
     assert struck.losses == calm.losses
     assert struck.losses[-1] < struck.losses[0]
     assert not weights.exists()
-    exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000009", tmp_path)
+    exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000007", tmp_path)
 
 
 def test_resumed_run_does_not_need_its_initial_weights(launch, tmp_path):
@@ -76,11 +75,11 @@ def test_resumed_run_does_not_need_its_initial_weights(launch, tmp_path):
     whole = run(schedule, job, steps=6).losses
     launch(job, 4, schedule=schedule, directory=tmp_path / "run")
     shutil.rmtree(weights)
-    resumed = train(job, tmp_path / "run", steps=6, schedule=schedule, resume=True)
+    resumed = launch(job, 6, schedule=schedule, directory=tmp_path / "run", resume=True)
     assert resumed.losses == whole
     assert Job.of_run(tmp_path / "run").model.weights == str(weights)
     with pytest.raises(JobError, match=r"weights: is not a checkpoint"):
-        train(job, tmp_path / "again", steps=6, schedule=schedule)
+        launch(job, 6, schedule=schedule)
 
 
 def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch, tmp_path):

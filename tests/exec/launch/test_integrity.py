@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
 
 from recycle import RunError
@@ -14,14 +13,14 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b
 from recycle.job import PricedJob
 from recycle.job.sections import IntegritySection
-from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
+from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only, varied
 from tests.exec.sharded import sharded
 
 STEPS = 10
 ELASTIC = {"planner": {"layout": "elastic", "move_when": "always", "seconds": 0.2}, "model": {"layers": 6}}
-BF16, TWO_PROCESSES = {"train": {"precision": "bf16"}}, {"shape": {"tensor_parallel": 2}}
+BF16 = {"train": {"precision": "bf16"}, "model": {"layers": 2}}
+TWO_PROCESSES = {"shape": {"tensor_parallel": 2}}
 EVERY_OTHER = {"train": {"checkpoint_every": 2}}
-COMING_AND_GOING = "kill:1.1@1 nan:0.0@3 rejoin:1.1@4 kill:0.0@6.step kill:2.1@7.reduce rejoin:0.0@8"
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def compared(pipelines: int, kind: str, integrity, copies=0, **sections) -> Pric
 
 def calm_of(config: PricedJob, launch: Run) -> RunResult:
     """The run without faults and comparisons."""
-    train = msgspec.structs.replace(config.train, checkpoint_every=0)
-    return calm_run(config.with_sections(integrity=IntegritySection(), train=train), launch, STEPS)
+    plain = config.with_sections(integrity=IntegritySection())
+    return calm_run(varied(plain, train={"checkpoint_every": 0}), launch, STEPS)
 
 
 def final_states(run: RunResult) -> set[tuple[int, str]]:
@@ -87,103 +86,76 @@ def at(step: int, workers="") -> tuple[Collection[int], str]:
     return (step,), workers
 
 
-SUMS = [
-    # The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest.
-    row("lowest bit", 3, "emulated", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
-    row("sign of a gpt", 3, "gpt", {}, "flip=gradient,63:1.1@2 rejoin:1.1@5", (at(2, "1.1"),), soak=True),
-    row("of two", 2, "emulated", {}, "flip=gradient:1.1@3", (at(3),), back=(3,)),
-    # The last checkpoint may not have been complete.
-    row(
-        *("of two again", 2, "emulated", {}, "flip=gradient:1.1@5 flip=gradient:1.1@5", (at(5), at(5))),
-        sections=EVERY_OTHER,
-        restored=(2, 4),
-        soak=True,  # test_two_hosts_that_differ_again_and_again_end_the_run begins with it
-    ),
-]
-STATES = [
-    # The flip at step 4 is in what iteration 6 begins with, whose commit compares that; iteration 3 did before. A
-    # moment has been through two steps by then, and one bit does not explain what has become of it.
+def between(first: int, end: int, workers="") -> tuple[Collection[int], str]:
+    return range(first, end), workers
+
+
+ROWS = [
+    # The lowest bit of an fp64 does not show in its square. The flip at step 4 is in what iteration 6 begins with,
+    # whose commit compares that; iteration 3 did before.
     *(
         row(
-            *(f"{target} of {kind}", 3, kind, {"digests": 3}, f"flip={target}:{worker}@4 rejoin:{worker}@8"),
-            *((at(6, worker),),),
+            *(f"sum and {target} of {kind}", 3, kind, {"digests": 3}),
+            *(f"flip=gradient,0:1.1@1 rejoin:1.1@2 flip={target}:0.{rank}@4 rejoin:0.{rank}@8",),
+            *((at(1, "1.1"), at(6, f"0.{rank}")),),
             back=(3,),
             tensor=tensor,
             bit=bit,
-            soak=soak,
+            soak=kind == "gpt",
         )
-        for kind, target, worker, tensor, bit, soak in (
-            ("emulated", "weight,40", "1.1", "layers.3.parameters", 40, False),
-            ("gpt", "weight,20", "1.0", "decoder.layers.1", 20, True),
+        for kind, target, rank, tensor, bit in (
+            ("emulated", "weight,40", 1, "layers.3.parameters", 40),
+            ("gpt", "weight,20", 0, "decoder.layers.1", 20),
         )
     ),
-    row("two", 2, "emulated", {"digests": 2}, "flip=weight:1.1@5", (at(6),), back=(4,)),
-    # The evaluation after step 7 lies behind the state gone back to, and is of what the flip has spoiled.
+    # The evaluation after step 7 lies behind the state gone back to, and is of what the flip has spoiled. A moment has
+    # been through two steps by step 9, and one bit does not explain what has become of it.
     row(
-        *("evaluated again", 2, "emulated", {"digests": 3}, "flip=moment:1.1@7", (at(9),)),
+        *("of two", 2, "emulated", {"digests": 3}, "flip=gradient:1.1@3 flip=moment:1.1@7", (at(3), at(9))),
         sections={"eval": {"every": 4}},
         back=(6,),
     ),
-    # It joins at step 6; only first iterations of generations compare: 0, 3 and 6. What is flipped at 6 shows when the
-    # death at 8 begins another generation, and the worker that has joined since copies what the others go back to.
     row(
-        *("joined since", 3, "emulated", {"digests": 100}),
-        "kill:0.1@2 rejoin:0.1@5 flip=weight:1.1@6 kill:2.0@8 rejoin:2.0@9",
-        ((range(7, 10), "1.1"),),
-        soak=True,  # "where the joiner copied" has this with shards
+        *("coming and going", 3, "emulated", {"digests": 1, "every": 2}),
+        "kill:1.1@1 nan:0.0@3 rejoin:1.1@4 kill:0.0@6.step kill:2.1@7.reduce rejoin:0.0@8",
     ),
-    row("coming and going", 3, "emulated", {"digests": 1}, COMING_AND_GOING),
-]
-REPLAYS = [
     # The iteration is repeated; now all agree, and the struck one differs from that in what it had reported.
     *(
         row(
-            *(f"{fault} of {pipelines} {kind}", pipelines, kind, {"every": 1}, f"flip={fault}:{worker}@4"),
-            *((at(4, worker),),),
+            *(f"{fault} of {pipelines} {kind}", pipelines, kind, {"every": 1}, f"flip={fault}:1.1@4", (at(4, "1.1"),)),
             tensor="activation",
-            soak=soak,
+            soak=True,
         )
-        for pipelines, kind, fault, worker, soak in (
-            (3, "emulated", "activation", "1.0", False),
-            (2, "emulated", "input", "1.1", True),
-            (3, "gpt", "activation,22", "1.1", False),
-        )
+        for pipelines, kind, fault in ((2, "emulated", "input"), (3, "gpt", "activation,22"))
     ),
     # Two of three hosts agree; training goes back to the state before the last round in which nothing differed.
-    *(
-        row(
-            *(f"stuck unit of {kind} every {every}", 3, kind, {"every": every}, "flip=kernel:1.1@4"),
-            *(((range(4, 4 + every), "1.1"),),),
-            soak=soak,
-        )
-        for kind, every, soak in (("emulated", 3, False), ("gpt", 3, True))
+    row(
+        *("stuck unit of a gpt", 3, "gpt", {"every": 3}, "flip=kernel:1.1@4", (between(4, 7, "1.1"),)),
+        soak=True,
     ),
     # Between two hosts the fault cannot be attributed until new processes start from a checkpoint.
     row(
-        *("stuck unit of two", 2, "emulated", {"every": 2}, "flip=kernel:1.1@5"),
-        ((range(STEPS), ""),) * 2,
+        *("stuck unit of two", 2, "emulated", {"every": 2}, "flip=kernel:1.1@5", (between(0, STEPS),) * 2),
         sections=EVERY_OTHER,
         restored=(2,),
     ),
+    # The plan without the worker has no gap that holds a replay; states are compared as often as checkpoints are made.
     row(
-        *("stuck unit in gaps", 3, "emulated", {"every": "gaps"}, "flip=kernel:1.1@4", ((range(4, 10), "1.1"),)),
+        *("in gaps", 3, "emulated", {"every": "gaps"}, "flip=kernel:1.1@2 flip=weight,40:0.1@6"),
+        *((between(2, 6, "1.1"), between(6, STEPS)),),
+        sections=EVERY_OTHER,
         has_own_schedule=True,
-        warned="nothing is replayed",  # by the plan without the worker
+        warned="states are compared every 2 iterations",
     ),
     # What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from.
     *(
         row(
             *(f"{fault} of two processes", 3, "gpt", {"every": every}, f"flip={fault}:1.1@4"),
-            *(((range(4, 10), "1.1"),),),
+            *((between(4, STEPS, "1.1"),),),
             sections=TWO_PROCESSES,
             soak=True,
         )
         for fault, every in (("input", 1), ("kernel", 3))
-    ),
-    row(
-        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, STEPS), "1.1"),)),
-        sections=EVERY_OTHER,
-        warned="states are compared every 2 iterations",
     ),
     # The flip at step 7 shows where step 8 begins; all go back to the state since which everything was replayed.
     row(
@@ -191,68 +163,68 @@ REPLAYS = [
         back=(4,),
         soak=True,
     ),
-    row("coming and going with replays", 3, "emulated", {"every": 2}, COMING_AND_GOING),
-    row("no fault", 3, "emulated", {"digests": 1, "every": 1}, "", (), 2),
-]
-SHARDS = [
     # Between two holders of a shard the fault cannot be attributed; of three the odd one is fenced.
-    *(
-        row(
-            *(f"{target} of {copies} copies {integrity}", 3, "emulated", integrity, f"flip={target}:1.1@4"),
-            *(((range(4, 8), "1.1" if fenced else ""),), copies),
-            tensor="layers.3.count" if target == "moment,40" else "",
-            soak=soak,
-        )
-        for copies, integrity, target, fenced, soak in (
-            (2, {"digests": 3}, "moment,40", False, False),
-            (3, {"digests": 3}, "moment,40", True, True),
-            (2, {"every": 1}, "activation", True, False),
-        )
+    row(
+        *("three copies", 3, "emulated", {"digests": 3}, "flip=moment,40:1.1@4", (between(4, 8, "1.1"),), 3),
+        tensor="layers.3.count",
+        soak=True,
+    ),
+    row(
+        *("two copies", 3, "emulated", {"every": 1}, "flip=activation:1.1@4", (at(4, "1.1"),), 2),
+        tensor="activation",
+    ),
+    row(
+        *("gpt", 3, "gpt", {"digests": 3, "every": 1}),
+        "flip=activation,22:1.1@2 rejoin:1.1@4 flip=moment,20:0.1@6",
+        *((at(2, "1.1"), between(6, STEPS)), 2),
+        sections=BF16,
     ),
     *(
         row(
-            *(f"{kind} {integrity} {list(sections)}", 3, kind, integrity, f"kill:0.0@1 rejoin:0.0@3 flip={fault}"),
-            *(((range(4, 10), accused),), 2, sections),
-            soak=soak,
+            *(f"{kind} {list(sections)}", 3, kind, integrity, f"kill:0.0@1 rejoin:0.0@3 flip={fault}:1.1@5"),
+            *((between(5, STEPS),), 2),
+            sections=sections,
+            soak=True,
         )
-        for kind, integrity, sections, fault, accused, soak in (
-            ("gpt", {"digests": 3}, BF16, "moment,20:1.1@4", "", False),
-            ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20:1.1@5", "", True),
-            ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40:1.1@5", "", True),
+        for kind, integrity, sections, fault in (
+            ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20"),
+            ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40"),
         )
     ),
     # What is struck lies in a shard that others hold, whose gather has not come yet.
-    row("live parameters", 4, "emulated", {"digests": 2}, "flip=weight:1.1@0", ((range(3), "1.1"),), 2),
+    row("live parameters", 3, "emulated", {"digests": 2}, "flip=weight:1.1@0", (between(0, 3, "1.1"),), 2),
     # Only first iterations of generations compare. All go back to where the joiner had its copies.
     row(
         *("where the joiner copied", 3, "emulated", {"digests": 100}),
         "kill:0.1@2 rejoin:0.1@5 flip=moment,40:1.1@6 kill:2.0@8 rejoin:2.0@9",
-        *(((range(7, 10), ""),), 2),
+        *((between(7, STEPS),), 2),
         back=(5,),
     ),
     # The joiner was not there when the state was kept, and copies its shards from the holders that have kept them.
     row(
         *("joiner without it", 3, "emulated", {"digests": 1, "every": 6}),
-        *("kill:0.1@2 rejoin:0.1@3 flip=moment,40:1.1@5", ((range(5, 8), ""),), 2),
+        *("kill:0.1@2 rejoin:0.1@3 flip=moment,40:1.1@5", (between(5, 8),), 2),
         back=(0,),
+        tensor="layers.3.count",
     ),
     # A holder of the kept state is dead: its copies are made again from the other holder.
     row(
         *("holder is dead", 3, "emulated", {"digests": 2, "every": 6}, "kill:0.1@3 flip=moment,40:1.1@5"),
-        *(((range(5, 8), ""),), 2),
+        *((between(5, 8),), 2),
         back=(0,),
         soak=True,
     ),
     # 0.1 and 1.1 hold shard 0 in the state that counts; others have copied it since, and it is wrong by now.
     row(
         *("all holders are dead", 4, "emulated", {"digests": 2, "every": 2}),
-        *("kill:0.1@4 kill:1.1@6 flip=moment,40:2.1@6", ((range(6, 8), ""),), 2, EVERY_OTHER),
+        *("kill:0.1@4 kill:1.1@6 flip=moment,40:2.1@6", (between(6, 8),), 2),
+        sections=EVERY_OTHER,
         restored=(2, 4),
     ),
 ]
 
 
-@pytest.mark.parametrize("scenario", [*SUMS, *STATES, *REPLAYS, *SHARDS])
+@pytest.mark.parametrize("scenario", ROWS)
 def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario, launch):
     config, faults = scenario.job, scenario.faults.split()
     own = {"schedule": one_f_one_b(config.shape)} if scenario.has_own_schedule else {}
@@ -276,13 +248,16 @@ def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario, launch
     )
     if scenario.back:
         assert events["undone"][-1]["step"] in scenario.back
-    assert bool(events.get("warning")) == bool(scenario.warned)
-    assert all(scenario.warned in event["message"] for event in events.get("warning", []))
-    bits = corrupt[0].get("bits", []) if corrupt else []
+    warnings = [event["message"] for event in events.get("warning", [])]
+    # Whether a checkpoint with the wrong state is complete by then, and skipped, depends on the time.
+    warnings = [message for message in warnings if "skipped, because the states" not in message]
+    assert bool(warnings) == bool(scenario.warned)
+    assert all(scenario.warned in message for message in warnings)
+    bits = [result for event in corrupt for result in event.get("bits", [])]
     assert bits or scenario.bit is None
-    struck = re.findall(r"flip=.*?:(\d\.\d)", scenario.faults)
+    struck = re.findall(r"flip=.*?:\d\.(\d)", scenario.faults)
     for result in bits[:1] if scenario.tensor else ():  # others follow from the first
-        assert result["stage"] == int(struck[0][-1])
+        assert result["stage"] == int(struck[-1])
         assert scenario.tensor in result["tensor"]
     for result in bits if scenario.bit is not None else ():
         assert (result["worker"] in accused, result["bit"]) == (True, scenario.bit)
@@ -307,17 +282,11 @@ def test_differing_final_states_are_rolled_back_and_fail_the_run(launch, tmp_pat
     assert len(final_states(run)) == 2
 
 
-@pytest.mark.parametrize(
-    ("every", "times", "says"),
-    [
-        (2, 4, "also when repeated and from a checkpoint"),
-        (0, 2, "also when repeated, and the run has no complete checkpoint"),
-    ],
-)
-def test_two_hosts_that_differ_again_and_again_end_the_run(every, times, says, launch):
-    config = compared(2, "emulated", {}, train={"checkpoint_every": every})
-    with pytest.raises(RunError, match=rf"step 5: .* hold different gradients of stage 1, {says}"):
-        launch(config, STEPS, *["flip=gradient:1.1@5"] * times)
+def test_two_hosts_that_differ_again_and_again_end_the_run(launch):
+    config = compared(2, "emulated", {}, train={"checkpoint_every": 2})
+    says = "step 5: .* hold different gradients of stage 1, also when repeated and from a checkpoint"
+    with pytest.raises(RunError, match=says):
+        launch(config, STEPS, *["flip=gradient:1.1@5"] * 4)
 
 
 def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch):

@@ -1,6 +1,5 @@
 """The launcher: refuses what cannot work, shows why a start failed, and leaves no process behind whatever happens."""
 
-import json
 import os
 import re
 import signal
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError, RunError
+from recycle import RunError
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.job import price
 from recycle.runs.logs import read_lines, read_logs
 from tests.exec.runs import (
     await_release,
@@ -36,36 +34,11 @@ pytestmark = pytest.mark.process
 STEPS = 3
 
 
-def test_job_without_a_planner_gets_the_commands_planner(launch, servers, tmp_path):
-    config, fault = job(2, 2, 2), "kill:1.1@1"
-    alone = train(config, tmp_path / "run", steps=STEPS, faults=[parse_fault(fault)], server=servers["emulated"])
-    assert alone.losses == launch(config, STEPS, fault, planner=plan_for_training).losses
-    assert live_workers(alone) == [4, 3, 3]
-
-
-def test_a_directory_that_holds_a_run_is_not_overwritten(launch, tmp_path):
-    launch(job(1, 2, 2), 1, directory=tmp_path)
-    before = (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(JobError, match="holds a run already"):
-        launch(job(1, 2, 2), 1, directory=tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == before
-
-
-def test_a_run_directory_holds_everything_that_the_run_is_known_by(launch, tmp_path):
+def test_job_without_a_planner_gets_the_commands_planner(servers, launch, tmp_path):
     config = job(2, 2, 2)
-    run = launch(config, STEPS, directory=tmp_path)
-    assert price(Job.load(tmp_path / "job.toml")) == config
-    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert metrics == run.metrics
-    assert [line["step"] for line in metrics] == [0, 1, 2]
-    assert {line["mode"] for line in metrics} == {"barrier"}
-    assert [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()] == run.events
-    assert kinds(run) == ["generation"]
-    assert (tmp_path / "plans" / f"{metrics[0]['plan']}.json").exists()
-    assert (tmp_path / "trace.json").exists()
-    assert sorted(path.name for path in (tmp_path / "logs").glob("?.?.log")) == [
-        f"{k}.{r}.log" for k in (0, 1) for r in (0, 1)
-    ]
+    alone = train(config, tmp_path / "run", steps=STEPS, faults=[parse_fault("kill:1.1@1")], server=servers["emulated"])
+    assert alone.losses == calm_run(config, launch, STEPS).losses
+    assert live_workers(alone) == [4, 3, 3]
 
 
 class _StrikeAtStart(Observer):

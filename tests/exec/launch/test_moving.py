@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
 
 from recycle import Worker
@@ -18,12 +17,11 @@ from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
-from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
+from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only, varied
 from tests.exec.sharded import last_checkpoint, require_calm, require_equal, require_same_run, sharded
 
 STEPS = 24
 BACK = STEPS - 4
-CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
 
 
 def elastic(
@@ -77,10 +75,12 @@ class AwaitsLayout(Observer):
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run):
     """A run equals the one without moves, shards and faults."""
-    train = msgspec.structs.replace(config.train, sharded_optimizer=False, optimizer_copies=2)
-    planner = msgspec.structs.replace(config.planner, layout="fixed", move=False)
-    membership = msgspec.structs.replace(config.membership, transport="auto")
-    still = config.with_sections(train=train, planner=planner, membership=membership)
+    still = varied(
+        config,
+        train={"sharded_optimizer": False, "optimizer_copies": 2},
+        planner={"layout": "fixed", "move": False},
+        membership={"transport": "auto"},
+    )
     if config.grid.tensor_parallel == 1:
         require_calm(result, still)
         return
@@ -125,8 +125,7 @@ class Scenario:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def job(self, is_sharded: bool) -> PricedJob:
-        changed = {name: msgspec.structs.replace(getattr(self.of, name), **to) for name, to in self.sections.items()}
-        config = self.of.with_sections(**changed)
+        config = varied(self.of, **self.sections)
         return sharded(config) if is_sharded else config
 
 
@@ -141,12 +140,13 @@ def row(name: str, *given, states="whole sharded", runs=False, **more):
 
 ONCE, WIDE = "kill:1.1@2.forward rejoin:1.1@{}", {"hidden": 64}
 AWAY_AND_BACK = f"kill:1.1@3.forward rejoin:1.1@{BACK}"
-TIED, BF16 = elastic(3, 2, "gpt", 18, **WIDE, tied=True), {"train": {"precision": "bf16"}}
+TIED = elastic(3, 2, "gpt", 13, **WIDE, tied=True, layers=6)
+BF16 = {"train": {"precision": "bf16"}, "grid": {"micro_batches": 2}}
 GPT = elastic(3, 2, "gpt", **WIDE)
 DEVICES, TENSOR = {"membership": {"transport": named(Simulated)}}, {"grid": {"tensor_parallel": 2}}
 ROWS = [
     row("two chunks", elastic(3, 2, chunks=2), AWAY_AND_BACK, (4, BACK), BACK, states="sharded"),
-    row("tied bf16", TIED, ONCE.format(14), (3, 14), 14, states="sharded", runs=True, sections=BF16),
+    row("tied bf16", TIED, ONCE.format(10), (3, 10), 10, states="sharded", runs=True, sections=BF16),
     row("gpt", GPT, ONCE.format(20), (3, 20), 20),
     row("gpt on devices", elastic(3, 2, "gpt"), AWAY_AND_BACK, (4, BACK), BACK, sections=DEVICES),
     row(
@@ -203,14 +203,14 @@ def test_layers_move_and_no_bit_changes(scenario, is_sharded, launch):
         assert second not in moved(result)
 
 
-@pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
-def test_killed_re_routed_moved_re_joined_and_moved_back(launch, chunks):
-    """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
-    config = elastic(3, 2, chunks=chunks)
-    struck = launch(config, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
+def test_killed_re_routed_moved_re_joined_and_moved_back(launch):
+    """A worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
+    steps, rejoin = 16, 12
+    config = elastic(3, 2, steps=steps, chunks=2)
+    struck = launch(config, steps, "kill:1.1@3.forward", f"rejoin:1.1@{rejoin}", observer=AwaitsLayout())
     require_as_calm(struck, config, launch)
     holders, back = moved(struck)
-    assert 3 < holders < back == BACK
+    assert 3 < holders < back == rejoin
     result = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
     reported = "generation fault detected generation recovered layout generation layout generation rejoined"
     assert result == reported.split()
@@ -241,7 +241,7 @@ def test_differing_hosts_restore_a_state_from_before_a_move(launch, kind):
 
 
 @pytest.mark.soak
-@CHUNKS
+@pytest.mark.parametrize("chunks", [1, 2])
 def test_a_checkpoint_of_one_layout_is_read_into_another(launch, tmp_path, chunks):
     config = elastic(3, 2, chunks=chunks)
     own = plan(config, [Worker(1, 1)], seconds=3.0).schedule
@@ -259,14 +259,11 @@ def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded, lau
     """Layers move back at step 20, where a worker that sends some of them stalls."""
     config = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
     calm = launch(config, 20)
-    patient = msgspec.structs.replace(
-        config.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0
-    )
-    seldom = msgspec.structs.replace(config.train, checkpoint_every=100)
+    patient = {"hung_after": 100.0, "warm_up": 100.0, "form_timeout": 100.0, "grace": 24.0}
     faults = ("kill:1.1@2.forward", "rejoin:1.1@20", "stall:2.0@20.copy")
     observer = AwaitsLayout()
     result = train(
-        config.with_sections(membership=patient, train=seldom),
+        varied(config, membership=patient, train={"checkpoint_every": 100}),
         tmp_path / "run",
         steps=24,
         faults=[parse_fault(fault) for fault in faults],

@@ -49,7 +49,7 @@ MIXED_OPTIMIZERS = {
 
 def muon(pipelines: int, ranks: int, micro_batches: int) -> Job:
     train = {"optimizer": "muon", "groups": GROUPS, "checkpoint_every": 5, "clip": 1e9}
-    return job(pipelines, ranks, micro_batches, kind="gpt", model={"layers": 4}, train=train)
+    return job(pipelines, ranks, micro_batches, kind="gpt", model={"layers": 2}, train=train)
 
 
 def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_another_shape(launch, tmp_path):
@@ -71,7 +71,7 @@ def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_ano
     with pytest.raises(
         JobError, match=r"another model, batch or optimizer, .* \[train\] optimizer is None, there muon"
     ):
-        launch(job(1, 2, 4, kind="gpt", model={"layers": 4}), 9, directory=directory, resume=True)
+        launch(job(1, 2, 4, kind="gpt", model={"layers": 2}), 9, directory=directory, resume=True)
 
 
 def test_groups_change_the_parameters_they_name_only():

@@ -2,14 +2,13 @@
 
 import socket
 
-import msgspec
 import pytest
 
 from recycle import RunError
 from recycle.exec.ports import MOST_CHOICES, kernel_ports, listen_within, refusal_of_gloo, refusal_of_nccl
 from recycle.exec.transport.plugin import transport_named
 from tests.exec.agents import Cluster
-from tests.exec.runs import calm_run, job, listening, processes_writing_below
+from tests.exec.runs import calm_run, job, listening, processes_writing_below, varied
 
 LOW, HIGH = kernel_ports()
 HALF = (HIGH + 1 - LOW) // 4 * 2
@@ -42,8 +41,8 @@ def test_agents_and_workers_listen_within_the_range_only(etcd, launch, tmp_path)
     workers = [each for is_worker, each in found if is_worker and each]
     assert [len(each) for each in workers] == [1] * 4  # one port each, also after three generations
     assert all(PORTS[0] <= port <= PORTS[1] for _, each in found for port in each)
-    unbound = msgspec.structs.replace(config.membership, ports=None, transport="auto")
-    cluster.assert_trained_as(calm_run(config.with_sections(membership=unbound), launch, STEPS))
+    unbound = varied(config, membership={"ports": None, "transport": "auto"})
+    cluster.assert_trained_as(calm_run(unbound, launch, STEPS))
 
 
 def test_range_without_a_free_port_is_refused():

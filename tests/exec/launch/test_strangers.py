@@ -9,7 +9,7 @@ import recycle
 from recycle.exec.launch.trackers import Observer
 from tests.exec.runs import calm_run, job, listening, of_kind, processes_writing_below
 
-STEPS = 30
+STEPS = 16
 
 
 class _Stranger(Observer):

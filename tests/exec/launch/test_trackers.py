@@ -31,18 +31,22 @@ def notes(result) -> list[str]:
     return [event.tensor_proto.string_val[0].decode() for event in result.Tensors("events/text_summary")]
 
 
-def test_tensorboard_shows_every_step_and_what_happened(launch):
-    config = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
-    run = launch(config, 6, "kill:1.1@2")
-    result = shown(run.directory / "tensorboard")
-    assert list(curve(result, "loss")) == list(range(6))
-    assert curve(result, "loss") == pytest.approx(dict(enumerate(run.losses)), rel=1e-6)
-    assert list(run.evaluations) == [1, 3, 5]
-    assert curve(result, "eval_loss") == pytest.approx(run.evaluations, rel=1e-6)
-    assert curve(result, "live_workers") == {line["step"]: line["live_workers"] for line in run.metrics}
+def test_tensorboard_shows_every_step_and_what_happened(tmp_path):
+    config = job(2, 2, 2, kind="emulated", logging={"tensorboard": True})
+    shows = Trackers(config, tmp_path, 0, lambda _: None)
+    lines = [LINE | {"step": step, "loss": 2.5 - step, "live_workers": 4 - (step > 1)} for step in range(4)]
+    for line in lines:
+        shows.committed(line | ({"eval_loss": 3.0} if line["step"] % 2 else {}))
+    shows.event({"kind": "detected", "time": 1.0, "worker": "1.1", "step": 2, "cause": "killed by SIGKILL"})
+    shows.event({"kind": "recovered", "time": 1.5, "step": 2, "seconds": 0.5, "generation": 3})
+    shows.close()
+    result = shown(tmp_path / "tensorboard")
+    for name in ("loss", "live_workers"):
+        assert curve(result, name) == {line["step"]: line[name] for line in lines}
+    assert curve(result, "eval_loss") == {1: 3.0, 3: 3.0}
     assert curve(result, "learning_rate")[0] == pytest.approx(config.train.learning_rate / config.train.warmup)
     assert any("worker 1.1 is dead: killed by SIGKILL" in note for note in notes(result))
-    assert any("recovered in" in note for note in notes(result))
+    assert any("recovered in 500 ms" in note for note in notes(result))
 
 
 def trackers(folder: Path, warned: list[str], first=0, **section) -> Trackers:

@@ -1,12 +1,12 @@
 """Planner processes that end or hang cost time and never an answer."""
 
+import json
 import os
 import signal
 
-import msgspec
 import pytest
 
-from recycle import Worker
+from recycle import Schedule, Worker, lower, simulate
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
@@ -15,7 +15,8 @@ from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.ir import formats
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import calm_run, job, kinds, of_kind
+from tests.exec.launch.test_replanning import forwards
+from tests.exec.runs import calm_run, job, kinds, of_kind, varied
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -99,13 +100,12 @@ def serve(tmp_path, started):
 def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve):
     text = formats.named_schedule("gpipe", JOB.shape).dumps()
     for staggered, modes in ((True, {"barrier", "staggered"}), (False, {"barrier"})):
-        planner = msgspec.structs.replace(JOB.planner, staggered=staggered)
-        planned = serve(None, msgspec.structs.replace(JOB, planner=planner)).given(text)
+        planned = serve(None, varied(JOB, planner={"staggered": staggered})).given(text)
         assert planned.plan is not None, planned.error
         assert planned.plan.periods.keys() == modes
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_process_that_dies_or_hangs_is_replaced_and_asked_again(sent, serve, started):
     calm = serve().plan(*SOME)
     plans = serve()
@@ -167,6 +167,18 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
         assert len(plans.plan(*failed).hosts.stages) == 4 - len(failed)
     plans.wait_for(plans.ask(Worker(1, 1), moves=True))
     assert len(started) == 2  # the process that plans ahead has nothing else to do
+
+
+def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(serve, tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
+    slow = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 0}, memory={"limit": 4})
+    plans, dead = serve(job=slow), Worker(2, 1)
+    for failed in ((), (dead,)):
+        prepared = plans.plan(*failed)
+        schedule = Schedule.load(tmp_path / "plans" / f"{prepared.digest}.json")
+        assert schedule.failed == set(failed)
+        assert forwards(schedule, Worker(1, 1)) < forwards(schedule, Worker(0, 1))
+        assert prepared.periods["staggered"] == simulate(lower(schedule), slow.profile()).period
 
 
 class _Strike(Observer):

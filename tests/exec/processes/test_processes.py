@@ -19,6 +19,7 @@ from recycle.exec.processes.processes import LocalProcesses, Waker, require_open
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
 from tests.exec.runs import job
+from tests.warm import WarmProcess, run_recycle
 
 pytestmark = pytest.mark.process
 
@@ -33,6 +34,7 @@ import mmap, os, signal
 memory = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_NOHUGEPAGE)
 memory[::4096] = bytes(len(memory) // 4096)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 """Holds 2 GB in small pages, which the kernel takes a tenth of a second to free."""
 
@@ -106,14 +108,10 @@ def machines():
         machine.close()
 
 
-@pytest.mark.parametrize(
-    ("end", "how"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"), ("os._exit(3)", "ended with exit code 3")],
-)
-def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(end, how, machines):
-    machine = _Machine(LARGE + end, later=["pass"])
+def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(machines):
+    machine = _Machine(LARGE, later=["pass"])
     machines.append(machine)
-    assert machine.wait_for_report() == how
+    assert machine.wait_for_report() == "killed by SIGKILL"
     assert not wait([machine.server.forked[0].descriptor], 0)
     assert not machine.processes.running(WORKER)
     machine.processes.start(Start(str(WORKER), 1, str(WORKER), 1))
@@ -142,33 +140,39 @@ def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machine
 # Open files.
 
 
-TRAIN = "import sys; from recycle.cli import main; main(['train', 'job.toml', '--steps', '2', '--run', 'run'])"
+TRAIN = "train", "job.toml", "--steps", "2", "--run", "run"
+REFUSED = (
+    "recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {};"
+    " raise it: ulimit -n 80 [job-error]\n"
+)
 
 
-def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
-    """`recycle train` of a run of four workers, with these limits."""
-    (directory / "job.toml").write_text(job(2, 2, 2).to_toml())
-    return subprocess.run(
-        [sys.executable, "-c", TRAIN],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
-    )
+def limit_files(limit: int):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
-@pytest.mark.parametrize("limit", [pytest.param(16, marks=pytest.mark.soak), 79])
-def test_too_few_are_refused_before_anything_starts(limit, tmp_path):
-    done = trained(tmp_path, limit, limit)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {limit};"
-        " raise it: ulimit -n 80 [job-error]\n"
-    )
+def train_with(limit: int):
+    limit_files(limit)
+    run_recycle(*TRAIN)
+
+
+def test_too_few_are_refused_before_anything_starts(tmp_path):
+    (tmp_path / "job.toml").write_text(job(2, 2, 2).to_toml())
+    with (tmp_path / "output").open("wb") as output:
+        streams = dict.fromkeys((1, 2), output.fileno())
+        assert WarmProcess(train_with, 79, streams=streams, directory=tmp_path).wait(120) == 2
+    assert (tmp_path / "output").read_text() == REFUSED.format(79)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.soak
+def test_sixteen_are_enough_to_be_refused(tmp_path):
+    (tmp_path / "job.toml").write_text(job(2, 2, 2).to_toml())
+    command = [sys.executable, "-c", f"import sys; from recycle.cli import main; main({list(TRAIN)})"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, preexec_fn=lambda: limit_files(16)
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", REFUSED.format(16))
 
 
 def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch):

@@ -1,4 +1,4 @@
-"""Communicators over generations: which are reused, which form again, and no message of an ended generation arrives.
+"""Communicators over generations: which are reused, and which form again. test_contract.py has what they carry.
 
 The processes are threads of this one, with a simulated device each (tests/exec/accelerator).
 """
@@ -15,21 +15,19 @@ import torch
 from torch.distributed import HashStore
 
 from recycle import Schedule, Shape, Worker, lower
-from recycle.exec.transport.base import TransportError, sum_groups
+from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Receive, RecvGradient, ReduceGradients, Send, SendGradient, Transfer
+from recycle.ir.instruction import Receive
 from recycle.job.footprint import COMMUNICATORS
 from recycle.job.sections import MembershipSection
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
+from tests.exec.transport.test_lanes import LATE, groups_of, run_program
 
-LATE = 20.0
-"""Seconds after which an operation counts as hung."""
 GRID = lower(one_f_one_b(Shape(2, 2, 3)))
 SWAPPED = {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(0, 0)}
 """Two peers exchange roles."""
@@ -40,7 +38,7 @@ SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store, device: Limits, **limits: float):
+    def __init__(self, store, device: Limits = Limits(), **limits: float):  # noqa: B008
         settings = TransportSettings(store, limits=MembershipSection(**limits))
         super().__init__(settings, Device(eager=True, limits=device))
         self.formed = []
@@ -65,64 +63,49 @@ class Process(OwnDevice):
 class Cluster:
     """Processes by start position, in successive generations."""
 
-    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float):  # noqa: B008
-        self.store = HashStore()
-        self.schedule, self._device, self._limits = schedule, device, limits
-        self.processes = {worker: Process(self.store, device, **limits) for worker in schedule.live}
-        self.number = 0
-        self.over = threading.Event()
-        self._every = list(self.processes.values())
+    def __init__(self, schedule: Schedule = GRID, **options: Any):
+        self.schedule, self.number, self.over = schedule, 0, threading.Event()
+        self._make = partial(Process, HashStore(), **options)
+        self.processes, self._every = {}, []
+        for worker in schedule.live:
+            self.restart(worker)
 
     def restart(self, worker: Worker):
         """Replace a dead process."""
-        self.processes[worker] = Process(self.store, self._device, **self._limits)
+        self.processes[worker] = self._make()
         self._every.append(self.processes[worker])
+
+    def _each(self, action: Callable[[Process, Worker], Any]) -> dict[Worker, Any]:
+        """The results of an action in the main thread of each process."""
+        doing = {worker: process.does(partial(action, process, worker)) for worker, process in self.processes.items()}
+        return {worker: result.result(LATE) for worker, result in doing.items()}
 
     def form(self, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, GroupTransport]:
         """Form the next generation; `roles` maps processes to roles, if different."""
         self.number += 1
         self.over = threading.Event()
         name = f"generation{self.number}"
-        for offering in [p.does(lambda p=p, w=w: p.offer(name, w)) for w, p in self.processes.items()]:
-            offering.result(LATE)
-        forming = {}
-        for worker, process in self.processes.items():
-            groups = GroupsOfGeneration(
-                name,
-                roles.get(worker, worker),
-                self.schedule.live,
-                sum_groups(self.schedule),
-                ((4,), torch.float32),
-                lanes_of(self.schedule),
-                {roles.get(other, other): other for other in self.processes},
-                self.over,
-            )
-            forming[worker] = process.does(partial(process.open, groups))
-        return {worker: transport.result(LATE) for worker, transport in forming.items()}
+        more = {"processes": {roles.get(worker, worker): worker for worker in self.processes}, "over": self.over}
+        self._each(lambda process, worker: process.offer(name, worker))
+        return self._each(
+            lambda process, worker: process.open(groups_of(self.schedule, roles.get(worker, worker), name, **more))
+        )
 
-    def train(self, iterations: int, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, Future[None]]:
+    def train(self, iterations: int, roles: Mapping[Worker, Worker] = {}):
         """Form the next generation and run iterations of it."""
+        transports = self.form(roles)
 
-        def run(transport, role):
+        def run(process, worker):
+            program = self.schedule.program(roles.get(worker, worker))
             for iteration in range(iterations):
-                iterate(self.schedule, transport, role, self.number, iteration)
+                run_program(transports[worker], process.take(), program, iteration)
 
-        return {
-            worker: self.processes[worker].does(partial(run, transport, roles.get(worker, worker)))
-            for worker, transport in self.form(roles).items()
-        }
-
-    def stop(self):
-        """End the generation at once."""
-        self.over.set()
-        for process in self.processes.values():
-            process.wake()
+        self._each(run)
 
     def leave(self):
         """End the generation; all processes leave it."""
-        self.stop()
-        for leaving in [process.does(process.end) for process in self.processes.values()]:
-            leaving.result(LATE)
+        self.end()
+        self._each(lambda process, _: process.end())
 
     def formed(self) -> list[str]:
         """Communicators formed since the last call, each by both members."""
@@ -133,33 +116,10 @@ class Cluster:
         return names[::2]
 
     def end(self):
+        """End the generation at once."""
         self.over.set()
-        for process in self._every:
+        for process in self.processes.values():
             process.wake()
-
-
-def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int):
-    """Every transfer and sum of an iteration; messages carry their generation, iteration and transfer."""
-    program = schedule.program(role)
-    transport.begin(program, iteration)
-    received = []
-    for instruction in program:
-        if isinstance(instruction, Receive):
-            received.append((transport.receive(instruction)(), content(instruction, generation, iteration)))
-        elif isinstance(instruction, Send):
-            transport.send(instruction, torch.full((4,), content(instruction, generation, iteration)))
-        elif isinstance(instruction, ReduceGradients):
-            total = torch.full((2,), float(generation))
-            transport.reduce(instruction.stage, [total])
-            assert total.tolist() == [float(schedule.shape.pipelines * generation)] * 2
-    transport.settle()
-    for tensor, expected in received:
-        assert tensor.tolist() == [expected] * 4
-
-
-def content(transfer: Transfer, generation: int, iteration: int) -> float:
-    is_gradient = isinstance(transfer, SendGradient | RecvGradient)
-    return float(generation * 1000 + iteration * 100 + transfer.micro_batch.index * 2 + is_gradient)
 
 
 @pytest.fixture
@@ -169,13 +129,8 @@ def cluster():
     started.end()
 
 
-def finish(running: Mapping[Worker, Future[None]]):
-    for iterations in running.values():
-        iterations.result(LATE)
-
-
 def test_next_generation_reuses_all_idle_communicators(cluster):
-    finish(cluster.train(3))
+    cluster.train(3)
     assert cluster.formed() == LANES + SUMS
     for roles, formed in (
         ({}, []),
@@ -183,18 +138,18 @@ def test_next_generation_reuses_all_idle_communicators(cluster):
         ({}, []),  # the other lanes were kept as spares
     ):
         cluster.leave()
-        finish(cluster.train(2, roles))
+        cluster.train(2, roles)
         assert cluster.formed() == formed
     cluster.leave()
     cluster.restart(Worker(1, 1))
-    finish(cluster.train(2))
+    cluster.train(2)
     assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "sum0.1>1.1"]
 
 
 def test_new_communicators_do_not_take_streams_in_use():
-    cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), Limits(streams=5))
+    cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), device=Limits(streams=5))
     for _ in range(5):
-        finish(cluster.train(3))
+        cluster.train(3)
         middle = cluster.processes[Worker(0, 1)]
         assert all(middle.streams.is_exclusive(id(each)) for each in middle.communicators.held().values())
         cluster.leave()
@@ -222,7 +177,7 @@ def test_lane_with_a_waiting_receive_forms_again(cluster):
         lambda: (transport.begin(program, 0), transport.receive(receive)()),
     ).result(LATE)
     cluster.leave()
-    finish(cluster.train(2))
+    cluster.train(2)
     assert cluster.formed() == ["lane0.0>0.1"]
 
 
@@ -233,7 +188,7 @@ def test_process_with_a_broken_transport_reuses_nothing():
     with pytest.raises(TransportError, match="no answer within the deadline"):
         cluster.processes[worker].does(lambda: transport.reduce(0, [torch.ones(1)])).result(LATE)
     cluster.leave()
-    finish(cluster.train(1))
+    cluster.train(1)
     assert cluster.formed() == ["lane0.0>0.1", "lane0.1>0.0", "sum0.0>1.0"]
     cluster.end()
 

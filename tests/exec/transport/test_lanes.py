@@ -4,7 +4,7 @@ The workers are threads of this process, with a simulated device each (tests/exe
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,17 +16,17 @@ from torch.distributed import HashStore
 from recycle import RunError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS
+from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS, LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys
 from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Compute, Receive, Send
+from recycle.ir.instruction import Compute, Instruction, Receive, ReduceGradients, Send
 from recycle.job.sections import MembershipSection
 from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
-from tests.exec.sharing import shared_plan
+from tests.exec.transport.test_transports import adaptive
 from tests.waiting import until
 
 MESSAGE = ((4,), torch.float32)
@@ -34,6 +34,11 @@ SOON, LATE = 0.1, 20.0
 """Seconds within which an action that does not wait ends, and after which it counts as hung."""
 PIPELINE = lower(one_f_one_b(Shape(1, 3, 4)))
 FIRST, MIDDLE, LAST = PIPELINE.live
+
+
+def groups_of(schedule: Schedule, role: Worker, name="g", **more: Any) -> GroupsOfGeneration:
+    members, hosts = sorted(schedule.live), sum_groups(schedule)
+    return GroupsOfGeneration(name, role, members, hosts, MESSAGE, lanes_of(schedule), **more)
 
 
 class Process:
@@ -51,10 +56,7 @@ class Process:
     ) -> None:
         self.device, self.over = Device(eager=False, connections=connections, limits=limits), threading.Event()
         self.program = schedule.program(role)
-        members = sorted(schedule.live)
-        groups = GroupsOfGeneration(
-            "g", role, members, sum_groups(schedule), MESSAGE, lanes_of(schedule), over=self.over, copies=joins
-        )
+        groups = groups_of(schedule, role, over=self.over, copies=joins)
         settings = TransportSettings(store, limits=MembershipSection(form_timeout=form_timeout))
         self.plugin = OwnDevice(settings, self.device)
         self.transport = self.plugin._form(groups)
@@ -65,16 +67,22 @@ class Process:
         return self._thread.submit(action)
 
     def run(self, iteration: int):
-        """Run an iteration of its program with empty computations."""
-        self.transport.begin(self.program, iteration)
-        for instruction in self.program:
-            if isinstance(instruction, Receive):
-                self.transport.receive(instruction)()
-            elif isinstance(instruction, Compute):
-                self.device.launch(lambda: None, instruction.token)
-            elif isinstance(instruction, Send):
-                self.transport.send(instruction, torch.ones(4))
-        self.transport.settle()
+        run_program(self.transport, self.device, self.program, iteration)
+
+
+def run_program(transport: LaneTransport, device: Device, program: Sequence[Instruction], iteration: int):
+    """An iteration with empty computations."""
+    transport.begin(program, iteration)
+    for instruction in program:
+        if isinstance(instruction, Receive):
+            transport.receive(instruction)()
+        elif isinstance(instruction, Compute):
+            device.launch(lambda: None, instruction.token)
+        elif isinstance(instruction, Send):
+            transport.send(instruction, torch.ones(4))
+        elif isinstance(instruction, ReduceGradients):
+            transport.reduce(instruction.stage, [torch.ones(2)])
+    transport.settle()
 
 
 @pytest.fixture
@@ -130,7 +138,7 @@ def test_communicators_whose_creation_hangs_form_again(start):
 
 
 def test_workers_share_communicators_where_they_have_many_lanes(start):
-    processes = start(shared_plan())
+    processes = start(lower(adaptive(6, 4, 6, (0, 1, 0, 0))))  # neighbors of 1.1 have lanes to all of its peers
     assert max(process.device.communicators for process in processes.values()) == LANES + 1
     run_three(processes)
 

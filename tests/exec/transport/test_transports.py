@@ -11,7 +11,6 @@ from recycle import JobError, Schedule, Shape, Worker, lower
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import AT_ONCE, COPIES, formation_order
 from recycle.exec.transport.gloo import Gloo
-from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.nccl import Nccl
 from recycle.exec.transport.plugin import transport_of
 from recycle.exec.transport.staged import Staged
@@ -22,7 +21,6 @@ from recycle.job import Job, price
 from recycle.job.footprint import COMMUNICATORS
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import job, kinds
 
 
 def adaptive(pipelines=3, ranks=2, micro_batches=3, vector: tuple[int, ...] = (0, 1), chunks=1) -> Schedule:
@@ -75,28 +73,6 @@ def test_transport_depends_on_where_stages_compute(transport, kind, gpus, expect
         plugin = transport_of(job_over(transport, kind))
         plugin.require_machine(4)
         assert plugin is expected
-
-
-class Counting(Gloo):
-    """Gloo that logs its calls."""
-
-    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        print(f"opened {groups.name} with {len(groups.members)}", flush=True)
-        return super().open(groups)
-
-    def end(self):
-        super().end()
-        print("ended", flush=True)
-
-
-def test_job_trains_through_a_kill_on_a_custom_transport(launch, tmp_path):
-    custom = job(2, 2, 2, membership={"transport": f"{__name__}:Counting"})
-    run = launch(custom, 5, "kill:1.1@2", directory=tmp_path)
-    assert run.losses == launch(job(2, 2, 2), 5).losses
-    assert "detected" in kinds(run)
-    log = (tmp_path / "logs" / "0.0.log").read_text().splitlines()
-    assert [line.split()[-1] for line in log if line.startswith("opened")] == ["4", "3"]
-    assert log.count("ended") == 2
 
 
 FORMED_SCHEDULES = {
