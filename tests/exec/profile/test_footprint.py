@@ -74,7 +74,7 @@ def job_of(precision: str, accumulation: str, steps: str, recompute: str) -> Job
         3,
         kind="gpt",
         model={
-            "layers": 4,
+            "layers": 2,
             "hidden": 192,
             "sequence": 64,
             "vocabulary": 512,
