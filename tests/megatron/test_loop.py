@@ -53,14 +53,13 @@ def require_equal(jobs: Jobs, case: Case, count: int) -> Result:
 )
 def test_gradients_and_losses_equal_those_of_megatrons_own_loop(jobs, schedule, chunks, ranks, replicas):
     count = 2 * ranks
-    layers = max(4, ranks * chunks)
-    result = require_equal(jobs, Case(schedule, ranks, replicas, chunks, count), 12 * layers + 5)
+    result = require_equal(jobs, Case(schedule, ranks, replicas, chunks, count), 12 * ranks * chunks + 5)
     assert [kept["number"] for kept in result.kept[0]] == list(range(count))
 
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [({"kind": "llama"}, 27), pytest.param({"kind": "mixtral"}, 87, marks=pytest.mark.soak)],
+    [({"kind": "llama"}, 15), pytest.param({"kind": "mixtral"}, 45, marks=pytest.mark.soak)],
     ids=["llama", "mixtral"],
 )
 def test_other_model_families_equal_megatrons_loop(jobs, model, count):
@@ -78,7 +77,7 @@ def test_other_model_families_equal_megatrons_loop(jobs, model, count):
     ids=["full recomputation", "outputs let go, loss scale, timers", "dropout", "dropout, whole backwards"],
 )
 def test_features_of_the_config_equal_megatrons_loop(jobs, schedule, config):
-    require_equal(jobs, Case(schedule, config=config), 53)
+    require_equal(jobs, Case(schedule, config=config, model={"layers": 4}), 53)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,11 @@ def test_overlapped_reductions_start_after_their_gradients(
     jobs, schedule, chunks, align
 ):  # From the second iteration on DDP starts a bucket's reduction by what its hooks counted in the first.
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000, "align_param_gather": align}
-    require_equal(jobs, Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2), 53)
+    require_equal(jobs, Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2), 24 * chunks + 5)
 
 
 def test_a_loss_per_token_is_divided_by_all_tokens(jobs):
-    result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 53)
+    result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 29)
     assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
 
@@ -117,8 +116,7 @@ def test_a_loss_per_token_is_divided_by_all_tokens(jobs):
     ids=["tensors", "sequences", "parts of experts", "experts"],
 )
 def test_tensor_ranks_split_their_own_parts(jobs, kind, config, count):
-    model = {"kind": kind, "layers": 2}
-    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2, model=model, config=config), 2 * count)
+    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2, model={"kind": kind}, config=config), 2 * count)
 
 
 def test_plain_torch_layers_are_split_along_the_graph(jobs):
@@ -142,7 +140,7 @@ def test_evaluation_accepts_another_number_of_micro_batches(jobs):
 def test_backward_before_the_last_weight_gradient_starts_no_reduction(jobs):
     schedule = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0F1 0I0 0B1 0W0", "0.1": "1F0 1I0 1F1 1B1 1W0"})
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
-    case = Case(schedule, 2, 2, micro_batches=2, ddp=ddp, iterations=3, model={"layers": 2})
+    case = Case(schedule, 2, 2, micro_batches=2, ddp=ddp, iterations=3)
     # Two addends sum to the same bits in either order.
     require_equal(jobs, case, 29)
 
