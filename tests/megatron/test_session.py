@@ -192,36 +192,6 @@ def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive, calm):
     assert result.losses == calm.losses
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_shared_weight_stays_one(survive, ranks):
-    described = job(ranks=ranks, tied=True)
-    calm = survive(described, "--tied")
-    result = survive(described, f"kill:1.{ranks - 1}@1", "kill:0.0@2", f"rejoin:1.{ranks - 1}@3", "--tied")
-    assert result.losses == calm.losses
-    assert calm.losses[-1] < calm.losses[0]
-    assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
-
-
-@pytest.mark.soak
-def test_weights_in_bf16_survive_and_are_copied(survive):
-    calm = survive(job(), "--bf16")
-    result = survive(job(), "kill:1.1@1", "rejoin:1.1@3", "--bf16")
-    assert result.losses == calm.losses
-    assert result.digests == calm.digests
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("pipelines", "chunks"), [(3, 1), (2, 2)])
-def test_other_shapes_survive_two_deaths(survive, pipelines, chunks):
-    described = job(pipelines, chunks, "fast")
-    calm = survive(described)
-    faults = ["kill:1.1@1.backward", "kill:1.0@3"] if pipelines == 3 else ["kill:1.1@1.backward"]
-    result = survive(described, *faults)
-    assert result.losses == pytest.approx(calm.losses, rel=1e-6)
-    assert live(result)[-1] == pipelines * 2 - len(faults)
-
-
 @pytest.mark.parametrize(
     ("ranks", "accumulation", "of_experts"),
     [
@@ -257,23 +227,33 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("options", "tensor", "accumulation"),
+    ("options", "keys"),
     [
-        (("--fp16", "--layers=mixtral", "--per-token"), 1, "exact"),
-        (("--layers=llama", "--per-token"), 1, "fast"),
-        (("--fp16",), 1, "exact"),
-        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
-        (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
-        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
-        ((*EXPERTS, "--dispatcher=alltoall"), 2, "exact"),
+        (("--bf16",), {}),
+        (("--tied",), {"tied": True}),
+        (("--tied",), {"tied": True, "ranks": 4}),
+        ((), {"pipelines": 3, "accumulation": "fast"}),
+        ((), {"chunks": 2, "accumulation": "fast"}),
+        (("--fp16", "--layers=mixtral", "--per-token"), {}),
+        (("--layers=llama", "--per-token"), {"accumulation": "fast"}),
+        (("--fp16",), {}),
+        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), {"tensor": 2}),
+        (("--bf16", "--evaluate=2", "--sequence-parallel"), {"tensor": 2, "accumulation": "fast"}),
+        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), {"tensor": 2}),
+        ((*EXPERTS, "--dispatcher=alltoall"), {"tensor": 2}),
     ],
 )
-def test_other_models_and_losses_survive_and_return(survive, options, tensor, accumulation):
-    described = job(accumulation=accumulation, tensor=tensor)
-    calm = survive(described, *options)
-    result = survive(described, "kill:1.1@1.reduce", "kill:0.0@3.commit", "rejoin:1.1@3", *options)
-    assert live(result)[:2] == [4, 3]
-    assert result.losses == (calm.losses if accumulation == "exact" else pytest.approx(calm.losses, rel=1e-6))
+def test_other_models_losses_and_shapes_survive_and_return(survive, options, keys):
+    described = job(**keys)
+    calm, last = survive(described, *options), f"1.{described.shape.ranks - 1}"
+    result = survive(described, f"kill:{last}@1.reduce", "kill:0.0@3.commit", f"rejoin:{last}@3", *options)
+    count = described.shape.worker_count
+    assert live(result)[:2] == [count, count - 1]
+    if keys.get("accumulation") == "fast":
+        assert result.losses == pytest.approx(calm.losses, rel=1e-6)
+    else:
+        assert result.losses == calm.losses
+        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
     assert calm.losses[-1] < calm.losses[0]
 
 
