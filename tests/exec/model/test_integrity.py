@@ -149,10 +149,7 @@ def first_difference(first, second) -> int | None:
     [
         ("emulated", 0),
         ("emulated", 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("gpt", 0), ("bf16", 0), ("full recomputation", 1))
-        ),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gpt", 0), ("bf16", 0), ("full recomputation", 1))),
     ],
 )
 def test_flip_shows_in_loss_and_state(name, stage):
