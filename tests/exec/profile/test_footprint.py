@@ -74,7 +74,7 @@ def job_of(precision: str, accumulation: str, steps: str, recompute: str) -> Job
         3,
         kind="gpt",
         model={
-            "layers": 2,
+            "layers": 4,
             "hidden": 192,
             "sequence": 64,
             "vocabulary": 512,
