@@ -262,7 +262,7 @@ def computes(schedule: Schedule, worker: Worker) -> list[str]:
 
 
 def test_returning_processes_copy_the_state_of_a_peer_and_leave_nothing_behind(survive, calm):
-    """The script brings a schedule of its own, which all run that live."""
+    """The script brings a schedule, which runs while all workers live."""
     shared, drawn = shared_memory(), map(str, punish(job().shape, STEPS, 1.5, seed=3))
     result = survive(job(), *drawn, "--schedule=gpipe", "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
