@@ -5,8 +5,7 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from recycle.hugging_face import conversion
 from recycle.hugging_face.conversion import export_model, import_model
 from tests.hugging_face.written import LLAMA, same_bits, stored, tensors_of, write_model, write_tensors
 from tests.tokens.tokenizers import saved_tokenizer
+from tests.warm import ANSWER_SECONDS, WarmProcess, run_recycle
 
 FIRST, INDEX = "model-00001-of-00003.safetensors", "model.safetensors.index.json"
 
@@ -181,25 +181,23 @@ def test_import_holds_at_most_one_file_of_weights(tmp_path, monkeypatch):
     assert most - before < 3 * 4096 < result.parameters * 4 / 2
 
 
-IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv[1:]])"
+def import_with_a_limit(*arguments: str):
+    """A limit on the size of files is a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    run_recycle("import-hf", *arguments)
 
 
 @pytest.mark.process
 def test_full_disk_leaves_no_files(tmp_path):
-    """A limit on the size of files is a disk that is full."""
     folder = write_model(tmp_path / "model", vocab_size=4000)
-    ended = subprocess.run(
-        [sys.executable, "-c", IMPORT, str(folder), "-o", str(tmp_path / "checkpoint")],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # which Python 3.11 would leave cut off
-        preexec_fn=lambda: (
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-        ),
-    )
-    assert ended.returncode == 2
-    last = ended.stderr.splitlines()[-1]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # which Python 3.11 would leave cut off
+    with tempfile.TemporaryFile() as errors:
+        arguments, streams = (str(folder), "-o", str(tmp_path / "checkpoint")), {2: errors.fileno()}
+        process = WarmProcess(import_with_a_limit, *arguments, streams=streams, environment=environment)
+        assert process.wait(ANSWER_SECONDS) == 2
+        errors.seek(0)
+        last = errors.read().decode().splitlines()[-1]
     assert last.startswith("recycle: ")
     assert "weights.safetensors: cannot be written (" in last
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -29,7 +29,7 @@ class Case:
 
     Attributes:
         schedule: what recycle's loop gets; None for megatron-core's own.
-        model: further keys of `[model]`.
+        model: further keys of `[model]`; it has as many layers as stages when left out.
         config: further fields of TransformerConfig, set after it was made, as training scripts do.
         ddp: further fields of DistributedDataParallelConfig.
         mode: "train", "evaluate" (forward only) or "tokens" (`calculate_per_token_loss`).
@@ -130,7 +130,8 @@ def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
     from recycle.exec.model.config import transformer_config
     from recycle.megatron import as_stage
 
-    job = small_job(model={"layers": 8, "sequence": case.sequence, **case.model}, tensor_parallel=case.tensor_parallel)
+    model = {"layers": case.ranks * case.chunks, "sequence": case.sequence, **case.model}
+    job = small_job(model=model, tensor_parallel=case.tensor_parallel)
     config = transformer_config(
         job,
         pipeline_model_parallel_size=case.ranks,

@@ -52,13 +52,14 @@ def require_equal(jobs: Jobs, case: Case, count: int) -> Result:
     ],
 )
 def test_gradients_and_losses_equal_those_of_megatrons_own_loop(jobs, schedule, chunks, ranks, replicas):
-    result = require_equal(jobs, Case(schedule, ranks, replicas, chunks, micro_batches=8), 101)
-    assert [kept["number"] for kept in result.kept[0]] == list(range(8))
+    count = 2 * ranks
+    result = require_equal(jobs, Case(schedule, ranks, replicas, chunks, count), 12 * ranks * chunks + 5)
+    assert [kept["number"] for kept in result.kept[0]] == list(range(count))
 
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [({"kind": "llama"}, 51), pytest.param({"kind": "mixtral"}, 171, marks=pytest.mark.soak)],
+    [({"kind": "llama"}, 15), pytest.param({"kind": "mixtral"}, 45, marks=pytest.mark.soak)],
     ids=["llama", "mixtral"],
 )
 def test_other_model_families_equal_megatrons_loop(jobs, model, count):
@@ -69,13 +70,11 @@ def test_other_model_families_equal_megatrons_loop(jobs, model, count):
     ("schedule", "config"),
     [
         ("zb-h1", {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}),
-        ("zb-h1", {"deallocate_pipeline_outputs": True}),
-        ("zb-h1", {"grad_scale_func": half}),
-        ("zb-h1", {"timers": Timers()}),
+        ("zb-h1", {"deallocate_pipeline_outputs": True, "grad_scale_func": half, "timers": Timers()}),
         ("zb-h1", {"hidden_dropout": 0.1}),
         ("1f1b", {"hidden_dropout": 0.1}),
     ],
-    ids=["full recomputation", "outputs let go", "loss scale", "timers", "dropout", "dropout, whole backwards"],
+    ids=["full recomputation", "outputs let go, loss scale, timers", "dropout", "dropout, whole backwards"],
 )
 def test_features_of_the_config_equal_megatrons_loop(jobs, schedule, config):
     require_equal(jobs, Case(schedule, config=config, model={"layers": 4}), 53)
@@ -94,26 +93,24 @@ def test_overlapped_reductions_start_after_their_gradients(
     jobs, schedule, chunks, align
 ):  # From the second iteration on DDP starts a bucket's reduction by what its hooks counted in the first.
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000, "align_param_gather": align}
-    case = Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2, model={"layers": 4})
-    result = require_equal(jobs, case, 53)
-    assert differing(jobs.run(replace(case, ddp={})).gradients, result.gradients) == []
+    require_equal(jobs, Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2), 24 * chunks + 5)
 
 
 def test_a_loss_per_token_is_divided_by_all_tokens(jobs):
-    result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 101)
+    result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 29)
     assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "count"),
     [
-        pytest.param("gpt", {}, 101, marks=pytest.mark.soak),
-        ("gpt", {"sequence_parallel": True}, 101),
-        pytest.param("mixtral", {"sequence_parallel": True}, 171, marks=pytest.mark.soak),
+        pytest.param("gpt", {}, 29, marks=pytest.mark.soak),
+        ("gpt", {"sequence_parallel": True}, 29),
+        pytest.param("mixtral", {"sequence_parallel": True}, 45, marks=pytest.mark.soak),
         (
             "mixtral",
             {"sequence_parallel": True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
-            107,
+            29,
         ),
     ],
     ids=["tensors", "sequences", "parts of experts", "experts"],
@@ -145,7 +142,7 @@ def test_backward_before_the_last_weight_gradient_starts_no_reduction(jobs):
     ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
     case = Case(schedule, 2, 2, micro_batches=2, ddp=ddp, iterations=3)
     # Two addends sum to the same bits in either order.
-    require_equal(jobs, case, 101)
+    require_equal(jobs, case, 29)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
-STEPS = 6
+STEPS, MICRO_BATCHES = 6, 2
+PRETRAIN = {"script": SCRIPT.with_name("pretrain.py"), "steps": STEPS + 1}
 EXPERTS = "--layers=mixtral", "--sequence-parallel", "--expert-parallel"
 
 
@@ -48,7 +49,7 @@ def job(
 ) -> Job:
     return Job.from_toml(
         f"[model]\ntied = {str(tied).lower()}\n"
-        f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = 4\nchunks = {chunks}\n"
+        f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {MICRO_BATCHES}\nchunks = {chunks}\n"
         f"tensor_parallel = {tensor}\n"
         f'[planner]\nsteps = 1\n[train]\naccumulation = "{accumulation}"\ngradient_exponent = 26\n'
     )
@@ -85,6 +86,7 @@ def survive(servers, tmp_path_factory):
             command=[
                 sys.executable,
                 str(script),
+                f"--micro-batches={MICRO_BATCHES}",
                 f"--chunks={described.shape.chunks}",
                 f"--pipeline={described.shape.ranks}",
                 *([f"--tensor={tensor}"] if (tensor := described.grid.tensor_parallel) > 1 else ()),
@@ -104,7 +106,7 @@ def saved_profile(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def calm(survive, saved_profile):
-    return survive(job(), "--dropout=0.1", "--evaluate=1", f"--profile={saved_profile}")
+    return survive(job(), "--dropout=0.1", "--evaluate=2", f"--profile={saved_profile}")
 
 
 def live(result: RunResult) -> list[int]:
@@ -126,7 +128,7 @@ def test_the_script_trains_without_failures(calm):
     for worker in ("0.1", "1.1"):
         assert list(printed(calm, worker).values()) == pytest.approx(calm.losses, rel=1e-6)
         evaluations = list(printed(calm, worker, EVALUATION).values())
-        assert len(evaluations) == STEPS
+        assert len(evaluations) == STEPS // 2
         assert evaluations[-1] < evaluations[0]
 
 
@@ -153,7 +155,7 @@ def test_a_session_saves_the_measured_times_and_bytes(calm, saved_profile):
     ],
 )
 def test_survivors_continue_in_their_processes_after_a_death(survive, calm, step, phase):
-    result = survive(job(), f"kill:1.1@{step}.{phase}", "--dropout=0.1", "--evaluate=1")
+    result = survive(job(), f"kill:1.1@{step}.{phase}", "--dropout=0.1", "--evaluate=2")
     whole = step + (phase not in ("forward", "backward", "reduce"))
     assert live(result)[2:] == [4] * (whole - 2) + [3] * (STEPS - whole)
     assert result.losses == calm.losses
@@ -174,7 +176,7 @@ def test_survivors_continue_in_their_processes_after_a_death(survive, calm, step
 def test_sessions_survive_over_communicators_like_nccls(
     survive, calm, tensor, options
 ):  # Evaluations, the script's collectives and copies have no lanes of the plan there.
-    options = (*options, "--dropout=0.1", "--evaluate=1")
+    options = (*options, "--dropout=0.1", "--evaluate=2")
     whole = survive(job(tensor=tensor), *options) if tensor > 1 else calm
     faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
     result = survive(over(Waiting, job(tensor=tensor)), *faults, *options)
@@ -188,36 +190,6 @@ def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive, calm):
     result = survive(job(), "nan:1.1@2", "--dropout=0.1")
     assert [event["step"] for event in of_kind(result, "undone")] == [2]
     assert result.losses == calm.losses
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_shared_weight_stays_one(survive, ranks):
-    described = job(ranks=ranks, tied=True)
-    calm = survive(described, "--tied")
-    result = survive(described, f"kill:1.{ranks - 1}@1", "kill:0.0@2", f"rejoin:1.{ranks - 1}@3", "--tied")
-    assert result.losses == calm.losses
-    assert calm.losses[-1] < calm.losses[0]
-    assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
-
-
-@pytest.mark.soak
-def test_weights_in_bf16_survive_and_are_copied(survive):
-    calm = survive(job(), "--bf16")
-    result = survive(job(), "kill:1.1@1", "rejoin:1.1@3", "--bf16")
-    assert result.losses == calm.losses
-    assert result.digests == calm.digests
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("pipelines", "chunks"), [(3, 1), (2, 2)])
-def test_other_shapes_survive_two_deaths(survive, pipelines, chunks):
-    described = job(pipelines, chunks, "fast")
-    calm = survive(described)
-    faults = ["kill:1.1@1.backward", "kill:1.0@3"] if pipelines == 3 else ["kill:1.1@1.backward"]
-    result = survive(described, *faults)
-    assert result.losses == pytest.approx(calm.losses, rel=1e-6)
-    assert live(result)[-1] == pipelines * 2 - len(faults)
 
 
 @pytest.mark.parametrize(
@@ -255,35 +227,34 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("options", "tensor", "accumulation"),
+    ("options", "keys"),
     [
-        (("--fp16", "--layers=mixtral", "--per-token"), 1, "exact"),
-        (("--layers=llama", "--per-token"), 1, "fast"),
-        (("--fp16",), 1, "exact"),
-        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), 2, "exact"),
-        (("--bf16", "--evaluate=2", "--sequence-parallel"), 2, "fast"),
-        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), 2, "exact"),
-        ((*EXPERTS, "--dispatcher=alltoall"), 2, "exact"),
+        (("--bf16",), {}),
+        (("--tied",), {"tied": True}),
+        (("--tied",), {"tied": True, "ranks": 4}),
+        ((), {"pipelines": 3, "accumulation": "fast"}),
+        ((), {"chunks": 2, "accumulation": "fast"}),
+        (("--fp16", "--layers=mixtral", "--per-token"), {}),
+        (("--layers=llama", "--per-token"), {"accumulation": "fast"}),
+        (("--fp16",), {}),
+        (("--layers=llama", "--dropout=0.1", "--sequence-parallel"), {"tensor": 2}),
+        (("--bf16", "--evaluate=2", "--sequence-parallel"), {"tensor": 2, "accumulation": "fast"}),
+        (("--layers=mixtral", "--dropout=0.1", "--sequence-parallel", "--evaluate=2"), {"tensor": 2}),
+        ((*EXPERTS, "--dispatcher=alltoall"), {"tensor": 2}),
     ],
 )
-def test_other_models_and_losses_survive_and_return(survive, options, tensor, accumulation):
-    described = job(accumulation=accumulation, tensor=tensor)
-    calm = survive(described, *options)
-    result = survive(described, "kill:1.1@1.reduce", "kill:0.0@3.commit", "rejoin:1.1@3", *options)
-    assert live(result)[:2] == [4, 3]
-    assert result.losses == (calm.losses if accumulation == "exact" else pytest.approx(calm.losses, rel=1e-6))
+def test_other_models_losses_and_shapes_survive_and_return(survive, options, keys):
+    described = job(**keys)
+    calm, last = survive(described, *options), f"1.{described.shape.ranks - 1}"
+    result = survive(described, f"kill:{last}@1.reduce", "kill:0.0@3.commit", f"rejoin:{last}@3", *options)
+    count = described.shape.worker_count
+    assert live(result)[:2] == [count, count - 1]
+    if keys.get("accumulation") == "fast":
+        assert result.losses == pytest.approx(calm.losses, rel=1e-6)
+    else:
+        assert result.losses == calm.losses
+        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
     assert calm.losses[-1] < calm.losses[0]
-
-
-def test_a_script_brings_its_own_schedule_for_all_workers(survive, calm):
-    result = survive(job(), "kill:1.1@3", "--schedule=gpipe", "--dropout=0.1", "--evaluate=2")
-    assert result.losses == calm.losses
-    first, after = (
-        Schedule.load(plan_file(result.directory / "plans", event["plan"])) for event in of_kind(result, "generation")
-    )
-    own = named_schedule("gpipe", first.shape)
-    assert all(computes(first, worker) == computes(own, worker) for worker in own.live)
-    assert after.failed == {Worker(1, 1)}
 
 
 def computes(schedule: Schedule, worker: Worker) -> list[str]:
@@ -291,10 +262,17 @@ def computes(schedule: Schedule, worker: Worker) -> list[str]:
 
 
 def test_returning_processes_copy_the_state_of_a_peer_and_leave_nothing_behind(survive, calm):
+    """The script brings a schedule, which runs while all workers live."""
     shared, drawn = shared_memory(), map(str, punish(job().shape, STEPS, 1.5, seed=3))
-    result = survive(job(), *drawn, "--dropout=0.1", "--evaluate=2")
+    result = survive(job(), *drawn, "--schedule=gpipe", "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
     assert live(result)[3:5] == [3, 4]  # 0.1 and 0.0 are killed and return
+    plans = {event["plan"] for event in of_kind(result, "generation")}
+    schedules = [Schedule.load(plan_file(result.directory / "plans", plan)) for plan in plans]
+    own = named_schedule("gpipe", schedules[0].shape)
+    whole = [schedule for schedule in schedules if not schedule.failed]
+    assert 0 < len(whole) < len(schedules)
+    assert all(computes(schedule, worker) == computes(own, worker) for schedule in whole for worker in own.live)
     assert printed(result, "0.1")[4] == pytest.approx(calm.losses[4], rel=1e-6)
     assert result.digests == {worker: calm.digests[worker] for worker in ("0.0", "0.1", "1.0")}
     assert len({event["worker"] for event in of_kind(result, "detected")}) == 3
@@ -308,7 +286,8 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(c
     recycle = Command(capsys)
     faults = "kill:1.1@1", "kill:0.1@3", "kill:0.0@4.stepped", "kill:1.0@4.stepped"  # the last: between two steps
     start = "agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS
-    script = "--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"
+    options = f"--micro-batches={MICRO_BATCHES}", "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"
+    script = "--", sys.executable, SCRIPT, *options
     ended = recycle(*(*start, "--restarts", 1), *(word for fault in faults for word in ("--fault", fault)), *script)
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
     assert "stage 1 has no live host left after step 2" in ended.out
@@ -329,25 +308,27 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(c
 
 
 def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(survive, tmp_path):
-    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}", "--eval-interval=2")
-    calm = survive(job(), *options, script=script)
+    options = f"--train-iters={STEPS + 1}", f"--exit-interval={STEPS}", "--eval-interval=2"
+    calm = survive(job(), *options, **PRETRAIN)
     faults = "kill:0.0@2.step", "rejoin:0.0@4"  # the saver of stage 0 dies after a commit, and returns
-    result = survive(job(), *faults, *options, f"--save={tmp_path}", script=script)
+    result = survive(job(), *faults, *options, f"--save={tmp_path}", **PRETRAIN)
     assert result.losses == calm.losses
     assert logged(result, "1.1", "validation after") == pytest.approx(logged(calm, "1.1", "validation after"), rel=1e-6)
-    assert logged(result, "1.1", "test") == pytest.approx(logged(calm, "1.1", "test"), rel=1e-6)
+    for run in (calm, result):
+        assert run.ended_early  # after `--exit-interval`
+        assert (len(run.losses), len(run.digests)) == (STEPS, 4)
+    (after_the_loop,) = logged(calm, "1.1", "test")
+    assert logged(result, "1.1", "test") == pytest.approx([after_the_loop], rel=1e-6)
     assert len(logged(calm, "1.1", "validation after")) == 3
     saved = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     all_parts = {f"iter_{step:07d}/rank_{rank:03d}.pt" for step in range(STEPS) for rank in range(2)}
     assert all_parts - saved <= {"iter_0000002/rank_000.pt"}  # which it may not have written before it died
 
 
-@pytest.mark.parametrize(("interval", "stop_at", "steps"), [(0, 1, range(2, STEPS)), (3, None, [3])])
-def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(interval, stop_at, steps, survive):
-    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}", f"--exit-interval={interval}")
-    result = survive(job(), *options, script=script, stop_at=stop_at)
+def test_the_script_ends_its_loop_early_when_the_run_is_asked_to_end(survive):
+    result = survive(job(), f"--train-iters={STEPS + 1}", **PRETRAIN, stop_at=1)
     assert result.ended_early
-    assert len(result.losses) in steps
+    assert len(result.losses) in range(2, STEPS)
     assert len(logged(result, "1.1", "test")) == 1  # after the loop
     assert len(result.digests) == 4
 
@@ -364,7 +345,7 @@ def test_a_node_is_lost_and_returns(survive, tmp_path):
     spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
     calm = survive(described, steps=steps)
     cluster = Cluster(tmp_path, spread, etcd, tmp_path.name, "--steps", str(steps))
-    command = "--", sys.executable, str(SCRIPT)
+    command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}"
     try:
         for node in range(3):
             cluster.start(node, *command)
@@ -389,9 +370,10 @@ def test_a_script_starts_again_on_all_nodes(survive, tmp_path):
     faults = [f"--fault=kill:{k}.{r}@{step}" for r, step in ((1, 3), (0, 6)) for k in range(3)]
     cluster = Cluster(tmp_path, spread, etcd, tmp_path.name, f"--steps={steps}", "--restarts=1", *faults)
     (tmp_path / "saved").mkdir()
+    command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}"
     try:
         for node in range(3):
-            cluster.start(node, "--", sys.executable, str(SCRIPT), f"--checkpoints={tmp_path / 'saved'}")
+            cluster.start(node, *command, f"--checkpoints={tmp_path / 'saved'}")
         for node in range(3):
             cluster.reach_end(node, 75)
         metrics = cluster.lines("metrics")

@@ -14,6 +14,7 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
 from tests.cli.conftest import command as command, working_directory as working_directory
+from tests.exec.runs import figures, lines_of
 from tests.megatron.jobs import Case, Jobs, build
 
 JOB = """
@@ -54,14 +55,18 @@ def jobs():
 
 
 @pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.soak), "llama"])
-def trained(request, servers, tmp_path_factory):
-    """A checkpoint of a run of two steps, of two pipeline and two tensor ranks; its job is in the same folder."""
-    folder = tmp_path_factory.mktemp(request.param)
-    path = folder / "job.toml"
+def ran(request, servers, tmp_path_factory):
+    """A run of four steps, of two pipeline and two tensor ranks; its job is in the same folder."""
+    path = tmp_path_factory.mktemp(request.param) / "job.toml"
     path.write_text(JOB.format(kind=request.param))
     job = Job.load(path)
-    train(job, folder / "run", steps=2, schedule=one_f_one_b(job.shape), server=servers[request.param])
-    return folder / "run" / "checkpoints" / "step-00000001"
+    return train(job, path.with_name("run"), steps=4, schedule=one_f_one_b(job.shape), server=servers[request.param])
+
+
+@pytest.fixture(scope="module")
+def trained(ran):
+    """The checkpoint after two steps."""
+    return ran.directory / "checkpoints" / "step-00000001"
 
 
 @pytest.fixture
@@ -184,7 +189,7 @@ def _saved_with_optimizer(exported: Path, back: Path, case: Case):
     _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
 
 
-def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, trained, exported, command, servers):
+def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, ran, trained, exported, command, servers):
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
     back, run, path = Path("iter_0000002").resolve(), Path("run").resolve(), trained.parents[2] / "job.toml"
     case = case_of(trained, ranks=1, tensor_parallel=2)
@@ -194,15 +199,11 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(jobs, traine
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
     more = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
+    train(job, run, steps=3, resume=True, **more)
     resumed = train(job, run, steps=4, resume=True, **more)
-    calm = train(job, Path("calm").resolve(), steps=4, **more)
-    for key in ("step", "loss", "grad_norm"):
-        assert [line[key] for line in resumed.metrics][-2:] == [line[key] for line in calm.metrics][2:]
-    assert resumed.digests == calm.digests
-    train(job, run, steps=5, resume=True, **more)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 3, 4]
-    assert lines[:2] == resumed.metrics
+    metrics = lines_of(run, "metrics")
+    assert [(line["step"], line["loss"], line["grad_norm"]) for line in metrics] == figures(ran)[2:]
+    assert resumed.digests == ran.digests
 
 
 def _saved_layer_by_layer(exported: Path, back: Path, case: Case) -> list[list[float]]:

@@ -22,8 +22,9 @@ STILL = {"accumulation": "fast", "learning_rate": 1e-30, "clip": 1e9}
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("pipelines", [1, 2])
-@pytest.mark.parametrize("reads_samples", [False, True], ids=["random tokens", "megatron's samples"])
+@pytest.mark.parametrize(
+    ("pipelines", "reads_samples"), [(1, False), (2, True)], ids=["random tokens", "megatron's samples"]
+)
 def test_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(pipelines, reads_samples, megatron, tmp_path):
     data = {}
     if reads_samples:

@@ -42,7 +42,7 @@ def test_recomputation_gives_the_same_bits(model, precision):
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
     losses = []
     for keys, family in ((kept, zb_h1), (model, one_f_one_b), (model, zb_h1)):
-        tested_job = small_job(ranks=2, model=keys, train={"precision": precision})
+        tested_job = small_job(micro_batches=2, model=keys, train={"precision": precision})
         losses.append(run(family(tested_job.shape), tested_job, steps=2).losses)
     assert losses[0] == losses[1] == losses[2]
 

@@ -1,11 +1,9 @@
 """Tensor parallelism: a worker is T processes that hold a part of each weight, compute together and fail as one."""
 
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +11,10 @@ import torch
 import torch.distributed as dist
 
 from recycle import Job, JobError
-from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
 from recycle.exec.transport.base import TransportError
-from tests.exec.runs import calm_run, deaths, figures, job, kinds, live_workers, of_kind, only
+from tests.exec.runs import calm_run, deaths, figures, job, live_workers, of_kind
 
 STEPS = 5
 
@@ -29,76 +24,18 @@ def gpt(pipelines=2, ranks=2, micro_batches=2, tensor_parallel=2, **sections) ->
     return job(pipelines, ranks, micro_batches, "gpt", shape=shape, memory={"limit": 8}, **sections)
 
 
-@pytest.fixture(scope="module")
-def runs(servers):
-    def launch(tested_job, directory, *faults, steps=STEPS, **more):
-        return train(
-            tested_job,
-            directory,
-            steps=steps,
-            faults=[parse_fault(fault) for fault in faults],
-            planner=plan_for_training,
-            server=servers["gpt"],
-            **more,
-        )
-
-    return launch
-
-
-@pytest.fixture(scope="module")
-def healthy(runs, tmp_path_factory):
-    """The run without a fault, with a checkpoint in its middle."""
-    return runs(gpt(train={"checkpoint_every": 3}), tmp_path_factory.mktemp("healthy") / "run")
-
-
-def assert_same_bits(result: RunResult, reference: RunResult):
-    assert figures(result) == figures(reference)
-    assert result.digests == reference.digests
-
-
-def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(healthy, runs, tmp_path):
-    tested_job = gpt(train={"checkpoint_every": 3})
-    result = runs(tested_job, tmp_path / "run", "kill:1.1t1@1", "rejoin:1.1@3", "kill:0.0@3")
-    assert_same_bits(
-        result, RunResult(healthy.metrics, digests={w: d for w, d in healthy.digests.items() if w != "0.0"})
-    )
-    assert live_workers(result) == [4, 3, 3, 3, 3]
-    detected = deaths(result)
-    assert detected == [("1.1", "tensor rank 1 killed by SIGKILL"), ("0.0", "tensor rank 0 killed by SIGKILL")]
-    assert {event["worker"] for event in of_kind(result, "rejoined")} == {"1.1"}
-    logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
+def test_killed_and_hung_tensor_ranks_remove_their_workers_which_return_with_the_same_bits(launch):
+    tested_job = gpt(membership={"dead_after": 4.0})
+    result = launch(tested_job, STEPS, "kill:1.1t1@1", "rejoin:1.1@3", "hang:0.0t1@3", "rejoin:0.0@4")
+    one_pipeline = calm_run(gpt(pipelines=1, micro_batches=4), launch, STEPS)
+    assert figures(result) == figures(one_pipeline)
+    assert result.digests == {f"{k}.{r}": one_pipeline.digests[f"0.{r}"] for k in range(2) for r in range(2)}
+    assert live_workers(result) == [4, 3, 3, 3, 4]
+    killed, hung = ("1.1", "tensor rank 1 killed by SIGKILL"), ("0.0", "tensor rank 1: no heartbeat for 4 s")
+    assert deaths(result) == [killed, hung]
+    assert [event["worker"] for event in of_kind(result, "rejoined")] == ["1.1", "0.0"]
+    logs = sorted(path.name for path in (result.directory / "logs").iterdir())
     assert [name for name in logs if name.startswith("1.1")] == ["1.1.log", "1.1.trace.jsonl", "1.1t1.log"]
-
-
-def interrupted(healthy: RunResult, directory: Path) -> Path:
-    """The run directory as if the launcher had been killed after step 3, with the checkpoint of step 2."""
-    shutil.copytree(healthy.directory, directory)
-    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (directory / "metrics.jsonl").write_text("".join(lines[:4]))
-    shutil.rmtree(directory / "checkpoints" / "step-00000004")
-    return directory
-
-
-def test_resumed_run_has_the_same_bits(healthy, runs, tmp_path):
-    directory = interrupted(healthy, tmp_path / "run")
-    result = runs(gpt(train={"checkpoint_every": 3}), directory, resume=True)
-    assert "restored" in kinds(result)
-    assert_same_bits(result, healthy)
-
-
-EMULATED = {"shape": {"tensor_parallel": 3}}
-
-
-def test_hung_tensor_rank_is_detected(launch):
-    tested_job = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
-    reference = calm_run(job(2, 2, 2), launch, STEPS)
-    result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
-    assert result.losses == reference.losses
-    detected = only(result, "detected")
-    assert (detected["worker"], detected["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 3 s")
-    assert live_workers(result) == [4, 3, 3, 4, 4]
-    assert set(result.digests) == {"0.0", "0.1", "1.0", "1.1"}
-    assert result.digests["0.1"] == result.digests["1.1"]
 
 
 SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}

@@ -24,7 +24,7 @@ from tests.exec.runs import job
 
 pytestmark = pytest.mark.process
 
-REPEATS = 4
+REPEATS = 2
 HIDDEN, SEQUENCE, ROWS, VOCABULARY, LAYERS = 32, 16, 2, 256, 2
 """Of the model below, with two layers on each of two stages."""
 TOKEN = SEQUENCE * ROWS * 4

@@ -75,13 +75,13 @@ def all_sums_end(schedule: Schedule) -> bool:
 @pytest.mark.slow
 def test_reduces_of_valid_schedules_end():
     counts = {True: 0, False: 0}
-    for seed in range(600):
+    for seed in range(300):
         schedule = schedule_of_shared_stages(random.Random(seed))
         is_valid = not any(finding.severity == "error" for finding in check(schedule))
         counts[is_valid] += 1
         if is_valid:
             assert all_sums_end(schedule), f"seed {seed}: {schedule.text()}, ties {schedule.ties}"
-    assert min(counts.values()) > 100
+    assert min(counts.values()) > 50
 
 
 LATE = 20.0
