@@ -250,6 +250,7 @@ class _Cutter:
         self._now = 0.0
         self._ended: float | None = None
         self._open = 0
+        self._evaluated, self._step = 0.0, 0
         self._share = _busy_share(attempts)
         self.spans: list[Span] = []
         self.changes: list[GenerationChange] = []
@@ -265,8 +266,11 @@ class _Cutter:
         if generation.began is not None:
             self._to(min(generation.began, limit), TimePart.MOVING if generation.moves else TimePart.FORMING)
             self._note_change(generation)
+            self._evaluate(limit)
             for line in generation.commits:
                 self._iteration(generation.number, line)
+                self._evaluated, self._step = _seconds(line, "time") + _seconds(line, "eval_seconds"), int(line["step"])
+                self._evaluate(limit)
             self._ended, self._open = self._now, len(self.spans)
         self._tail(generation, limit, after)
 
@@ -296,7 +300,11 @@ class _Cutter:
         ):
             self._to(min(end, self._now + seconds), part, step)
         self._to(end, TimePart.WAITING, step)
-        self._to(end + _seconds(line, "eval_seconds"), TimePart.EVALUATING, step)
+
+    def _evaluate(self, limit: float) -> None:
+        """Cut up to the end of the last evaluation, which the next generation repeats if a death interrupts it."""
+        interrupted = self._first("detected", self._now, limit)
+        self._to(min(self._evaluated, limit if interrupted is None else interrupted), TimePart.EVALUATING, self._step)
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
         if generation.began is None:  # it never ran
