@@ -21,7 +21,8 @@ from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Shape, Worker
 
 TRACE, EVENTS, METRICS = "trace.json", "events.jsonl", "metrics.jsonl"
-"""Names of files in a run directory."""
+ADDRESS = "store"
+"""Names of files in a run directory; `ADDRESS`, where to reach a run, is removed when the run ends."""
 IMPORTED = "imported"
 """Kind of the event that states after which step a run with imported state begins."""
 TRACE_LOG_SUFFIX = ".trace.jsonl"

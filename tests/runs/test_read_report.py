@@ -8,6 +8,7 @@ from typing import Any
 from recycle import Job, Worker
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.read_report import RunReader
+from recycle.runs.report import TimePart
 from tests.runs.test_report import EVENTS, METRICS, line
 
 SHAPE = "[shape]\npipelines = 2\nranks = {}\nmicro_batches = 2\n"
@@ -53,6 +54,18 @@ def test_followed_run_is_the_whole_run_at_every_moment(tmp_path):
     assert [entry["step"] for entry in record.metrics] == [0, 1, 2, 3, 4]
     assert record.report.parts == RunReader(tmp_path).read().report.parts
     assert 0 < record.report.effective_ratio == record.report.measured / record.report.wall < 1
+
+
+def test_time_after_the_last_iteration_counts_without_a_trace(tmp_path):
+    GrowingRun(tmp_path)
+    (tmp_path / "job.toml").write_text(SHAPE.format(2) + '[train]\ntrace = "off"\n')
+    (tmp_path / "store").write_text("{}")
+    append(tmp_path / "metrics.jsonl", METRICS)
+    append(tmp_path / "events.jsonl", [*EVENTS, {"time": 24.0, "kind": "checkpoint", "step": 4}])
+    assert RunReader(tmp_path).read().report.wall == METRICS[-1]["time"]
+    (tmp_path / "store").unlink()
+    report = RunReader(tmp_path).read().report
+    assert (report.wall, report.spans[-1].part) == (24.0, TimePart.CHECKPOINTING)
 
 
 def test_removed_lines_are_forgotten(tmp_path):
