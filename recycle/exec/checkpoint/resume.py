@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -147,15 +147,25 @@ def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
     return None
 
 
+class _Line(msgspec.Struct):
+    """What every line of `metrics.jsonl` has."""
+
+    step: int
+    loss: float | None
+    mode: Literal["barrier", "staggered"]
+    time: float = 0.0
+
+
 def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
-    """The lines of steps `begin`, `begin` + 1, … up to the first that is missing or out of order."""
+    """The lines of steps `begin`, `begin` + 1, … up to the first that is missing, damaged or out of order."""
     lines: list[dict[str, Any]] = []
     for text in read_whole(path, RecycleError, MOST_BYTES).split(b"\n")[:-1]:
         try:
             line = msgspec.json.decode(text, type=dict[str, Any])
+            step = msgspec.convert(line, _Line).step
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
-        if line.get("step") != begin + len(lines):
+        if step != begin + len(lines):
             break
         lines.append(line)
     return lines

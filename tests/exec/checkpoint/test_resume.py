@@ -15,7 +15,7 @@ import pytest
 from recycle import Job, JobError, Shape
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
-from recycle.exec.checkpoint.resume import find_resume_point
+from recycle.exec.checkpoint.resume import find_resume_point, whole_metrics
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
@@ -145,6 +145,16 @@ def test_damaged_run_resumes_from_its_newest_complete_checkpoint(harm, restored,
     messages = [event["message"] for event in events_of(begun, "warning")]
     assert len(messages) == (warning is not None)
     assert all(str(warning) in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"step": 2, "loss": 0.5}, {"step": 2, "loss": 0.5, "mode": "x"}, {"mode": "barrier"}]
+)
+def test_metrics_count_up_to_a_damaged_line(damaged, tmp_path):
+    lines = [{"step": step, "time": 1.0, "loss": None, "mode": "barrier"} for step in range(4)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], damaged, *lines[2:]]))
+    assert whole_metrics(path) == lines[:2]
 
 
 def test_refused_resume_changes_nothing(begun, launch, tmp_path):
