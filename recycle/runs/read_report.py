@@ -13,7 +13,17 @@ from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.kinds import Compute, HostCopy, Part, kind_of_token
 from recycle.job import Job
-from recycle.runs.logs import ADDRESS, EVENTS, METRICS, TRACE, LineTail, LoggedIteration, new_iterations, trace_logs
+from recycle.runs.logs import (
+    ADDRESS,
+    EVENTS,
+    METRICS,
+    TRACE,
+    LineTail,
+    LoggedIteration,
+    is_event,
+    new_iterations,
+    trace_logs,
+)
 from recycle.runs.report import Activity, RunReport, report_of
 
 _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
@@ -84,7 +94,7 @@ class RunReader:
             self._job = written, Job.of_run(path)
         assert self._job is not None
         job = self._job[1]
-        self._events += (event for event in self._appended(EVENTS) if "kind" in event)
+        self._events += filter(is_event, self._appended(EVENTS))
         for line in self._appended(METRICS):
             if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
                 self._steps[line["step"]] = line

@@ -91,6 +91,15 @@ def test_partial_line_counts_once_it_is_whole(tmp_path):
             assert len(run.reader.read().metrics) == steps
 
 
+def test_damaged_events_do_not_count(tmp_path):
+    run = GrowingRun(tmp_path)
+    append(tmp_path / "metrics.jsonl", METRICS)
+    generation = {"time": 20.5, "kind": "generation", "step": 4, "generation": 4}
+    damaged = [generation | {"generation": "abc"}, generation | {"step": None}, {"kind": "detected", "time": "x"}, {}]
+    append(tmp_path / "events.jsonl", [*EVENTS, *damaged, {"time": 20.5, "kind": "generation", "step": 4}])
+    assert run.reader.read().events == EVENTS
+
+
 def test_logs_of_an_earlier_shape_no_longer_count(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS[:1])

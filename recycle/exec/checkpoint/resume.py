@@ -26,7 +26,7 @@ from recycle.job import Job
 from recycle.job.manifest import Damaged
 from recycle.job.sections import OF_DOCUMENTS
 from recycle.job.shape import Shape
-from recycle.runs.logs import IMPORTED, read_lines
+from recycle.runs.logs import EVENTS, IMPORTED, is_event, read_lines
 
 _STAMP = re.compile(r"\d{8}-\d{6}")
 
@@ -67,7 +67,7 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
         raise JobError(
             f"{path}: has another model, batch or optimizer, and cannot be resumed with this job: {differences[0]}"
         )
-    events = [event for _, event in read_lines(path / "events.jsonl")]
+    events = [event for _, event in read_lines(path / EVENTS) if is_event(event)]
     begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
     metrics = whole_metrics(path / "metrics.jsonl", begin)
     done = begin + len(metrics)
@@ -101,7 +101,7 @@ def find_script_part(path: Path) -> ResumePoint | None:
     metrics = path / "metrics.jsonl"
     if not metrics.is_file():
         return None
-    events = [event for _, event in read_lines(path / "events.jsonl")]
+    events = [event for _, event in read_lines(path / EVENTS) if is_event(event)]
     return _part(Job.of_run(path), whole_metrics(metrics), events)
 
 
