@@ -61,6 +61,7 @@ from recycle.exec.protocol import (
     StateTensors,
     Strike,
     Warned,
+    as_clause,
     with_last_lines,
 )
 from recycle.job.shape import Worker
@@ -278,7 +279,7 @@ class Leader(Generations):
 
     def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
-        message, lines = f"worker {worker} {cause} during start-up", self.processes[worker].lines
+        message, lines = f"worker {worker} {as_clause(cause)} during start-up", self.processes[worker].lines
         if not self._can_restore:
             if cause.endswith(REFUSED_THE_JOB):
                 raise JobError(lines.rpartition(" ends: ")[2] or message)
