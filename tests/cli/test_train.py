@@ -115,6 +115,16 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job):
     assert_resumes_to_the_same_bits(command)
 
 
+@pytest.mark.process
+def test_signals_to_all_workers_end_a_run_with_its_exit_code(command, job):
+    job.write_text(EMULATED.replace("[train]", "seconds_per_unit = 0.02\n[train]"))
+    faults = " ".join(f"--fault drain:{worker}@1" for worker in ("0.0", "0.1", "1.0", "1.1"))
+    outcome = command(f"train job.toml --run run {faults}")
+    count = len(lines_of("metrics"))
+    assert 1 < count < 6
+    assert (outcome.status, outcome.out.splitlines()[-1].split(";")[0]) == (143, f"stopped after step {count - 1}")
+
+
 def test_closed_terminal_does_not_interrupt(monkeypatch, tmp_path):
     class Closed(io.FileIO):
         def write(self, text) -> int:
