@@ -78,6 +78,11 @@ class LineLog:
                 return error.strerror
         return None
 
+    @property
+    def waiting(self) -> int:
+        """Number of lines that are not in the file yet."""
+        return self._waiting.count(b"\n")
+
     def lines(self) -> list[bytes]:
         """Return all lines, written or waiting, with their line ends."""
         return (os.pread(self._descriptor, self._size, 0) + self._waiting).splitlines(keepends=True)
@@ -258,6 +263,12 @@ class RunDirectory:
         if reason is not None and not self._warned:
             self._warned = True
             self.warn(f"{self.path / name}: cannot be written ({reason}); its lines are kept until there is room")
+
+    def warn_of_lost_lines(self) -> None:
+        """Warn of the lines that still wait for room; call when the run has ended."""
+        for name, log in (("metrics.jsonl", self._metrics), ("events.jsonl", self._events)):
+            if (reason := log.flush()) is not None and log.waiting:
+                self.warn(f"{self.path / name}: lacks the last {log.waiting} lines ({reason})")
 
     def close(self) -> None:
         """Close the files and release the lock."""

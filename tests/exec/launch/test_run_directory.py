@@ -86,6 +86,17 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     log.close()
 
 
+def test_lines_that_are_lost_at_the_end_of_a_run_are_counted(tmp_path):
+    directory, warnings = RunDirectory(tmp_path / "run", JOB), []
+    directory.warn_of_lost_lines()
+    with files_of_at_most(0):
+        directory.metric({"step": 0})
+        directory.metric({"step": 1})
+        directory.warn = warnings.append
+        directory.warn_of_lost_lines()
+    assert warnings == [f"{tmp_path}/run/metrics.jsonl: lacks the last 2 lines (File too large)"]
+
+
 def test_memory_for_waiting_lines_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "MOST_BYTES", 8)
     log = LineLog(tmp_path / "log")
