@@ -26,7 +26,7 @@ import msgspec
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
-from recycle.exec.launch.run_address import LOCK, in_use_error
+from recycle.exec.launch.run_address import LOCK, in_use_error, require_unused
 from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
@@ -173,6 +173,7 @@ class RunDirectory:
 
     def _require_unused(self, shared: RunInfo | None) -> None:
         if shared is None:
+            require_unused(self.path)
             if (self.path / "metrics.jsonl").exists():
                 raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
         elif holds_steps(self.path) and self._identity() != shared.identity:

@@ -60,6 +60,15 @@ def test_files_follow_the_umask_and_the_lock_is_private(tmp_path):
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o750}
 
 
+def test_directory_of_a_run_under_way_is_in_use(tmp_path):
+    opened = RunDirectory(tmp_path / "run", JOB)
+    with pytest.raises(JobError, match="is in use by another"):
+        RunDirectory(tmp_path / "run", JOB)
+    opened.close()
+    with pytest.raises(JobError, match="holds a run already"):
+        RunDirectory(tmp_path / "run", JOB)
+
+
 # Logs: a limit on the size of files stands in for a full disk.
 
 
