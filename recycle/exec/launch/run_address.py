@@ -91,7 +91,7 @@ def connect_to_run(directory: Path) -> Link:
     if not (directory / "job.toml").is_file():
         raise JobError(f"{directory}: is not a run directory; give the directory that was given to --run")
     if not (directory / ADDRESS).is_file() or not is_running_in(directory):
-        raise JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
+        raise _ended_error(directory)
     try:
         address = msgspec.json.decode(read_whole(directory / ADDRESS, JobError), type=RunAddress)
     except msgspec.MsgspecError as error:
@@ -113,6 +113,10 @@ def connect_to_run(directory: Path) -> Link:
         return connect_to(leader.host, leader.port, run_key(directory), answers)
     except (OSError, LinkClosed) as error:
         raise RunError(f"{directory}: the agent that leads this run does not answer ({error})") from None
+
+
+def _ended_error(directory: Path) -> JobError:
+    return JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
 
 
 def is_running_in(directory: Path) -> bool:
@@ -202,6 +206,8 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             elif event["kind"] == "detected":
                 died.append(f"worker {name} has not left but died: {event['cause']}")
                 waits.discard(name)
+        if not is_running and not is_told:
+            raise _ended_error(directory)
         if not is_running:
             report(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
             break

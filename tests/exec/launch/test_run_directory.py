@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import socket
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError, Worker
-from recycle.exec.launch import run_directory
+from recycle.exec.launch import run_address, run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
+from recycle.exec.links import Link
+from recycle.exec.protocol import Drained, Refused
 from recycle.runs.logs import append_iteration, log_path
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
@@ -67,6 +70,15 @@ def test_directory_of_a_run_under_way_is_in_use(tmp_path):
     opened.close()
     with pytest.raises(JobError, match="holds a run already"):
         RunDirectory(tmp_path / "run", JOB)
+
+
+def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeypatch):
+    ours, of_leader = socket.socketpair()
+    of_leader.close()
+    monkeypatch.setattr(run_address, "connect_to_run", lambda path: Link(ours, Drained | Refused))
+    with pytest.raises(JobError, match="this run has ended"):
+        run_address.drain(tmp_path, "1.1", None, print)
+    ours.close()
 
 
 # Logs: a limit on the size of files stands in for a full disk.
