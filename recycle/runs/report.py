@@ -312,13 +312,16 @@ class _Cutter:
             return
         detected = self._first("detected", self._now, limit)
         restored = self._first("restored", self._now, limit)
-        last_ends = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
+        ends = {step: each.last for (number, step), each in self._attempts.items() if number == generation.number}
+        last_ends = list(ends.values())
         computed = min(max(last_ends, default=self._now), limit)
         if detected is not None:
             self._to(min(detected, computed) if last_ends else detected, TimePart.REDONE)
             self._to(detected, TimePart.WAITING)
         elif restored is not None or self._is_repeated(generation, after):
-            self._to(computed, TimePart.REDONE)
+            committed = int(generation.commits[-1]["step"]) if generation.commits else -1
+            repeated = [end for step, end in ends.items() if step > committed]
+            self._to(min(max(repeated, default=self._now), limit), TimePart.REDONE)
 
     def _is_repeated(self, generation: _Generation, after: _Generation | None) -> bool:
         return after is not None and (generation.number, after.step) in self._attempts
