@@ -155,11 +155,12 @@ _CAUSES = {
     "replanned": ("plan", "{cause}"),
     "moved": ("layout", "layers moved to {worker}"),
     "undone": ("repetition", "{cause}"),
+    "layout": ("layout", "another layout, without copies"),
 }
 """Events that explain a change, most specific first -> (kind of change, text)."""
-CHANGES = (*(kind for kind, _ in _CAUSES.values()), "formation")
+CHANGES = (*dict.fromkeys(kind for kind, _ in _CAUSES.values()), "formation")
 """Kinds of changes."""
-_STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved")
+_STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved", "layout")
 """Events that name the first step of a generation, possibly written after it began."""
 
 
@@ -303,8 +304,10 @@ class _Cutter:
 
     def _evaluate(self, limit: float) -> None:
         """Cut up to the end of the last evaluation, which the next generation repeats if a death interrupts it."""
-        interrupted = self._first("detected", self._now, limit)
-        self._to(min(self._evaluated, limit if interrupted is None else interrupted), TimePart.EVALUATING, self._step)
+        ends = (self._first(kind, self._now, limit) for kind in ("detected", "restored"))
+        self._to(
+            min(self._evaluated, limit, *(end for end in ends if end is not None)), TimePart.EVALUATING, self._step
+        )
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
         if generation.began is None:  # it never ran
@@ -338,6 +341,7 @@ class _Cutter:
             event
             for event in self._events
             if _seconds(event, "time") >= self._ended
+            and (event["kind"] != "layout" or event.get("moves"))
             and (
                 event.get("step") == generation.step
                 if event["kind"] in _STEP_EVENTS

@@ -128,6 +128,17 @@ def test_parts_of_a_run():
             {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)},
             [("failure", 2, "1.1 killed by SIGKILL", {"redone": 2.0, "starting": 3.0, "forming": 1.0})],
         ),
+        # Hosts of one stage share it in another way, for which nothing is copied.
+        (
+            [*METRICS[:2], line(2, 15.0, 2, began=14.0)],
+            [
+                EVENTS[0],
+                event(13.0, "layout", step=2, moves=True),
+                event(13.4, "generation", generation=2, step=2),
+            ],
+            BEFORE,
+            [("layout", 2, "another layout, without copies", {"planning": 0.4, "forming": 0.6})],
+        ),
         # A resume after step 1, whose optimizer step ended after its commit, repeats nothing.
         (
             [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
@@ -151,7 +162,7 @@ def test_parts_of_a_run():
             [("failure", 2, "1.1 no heartbeat for 2 s", {"planning": 0.5, "forming": 1.5})],
         ),
     ],
-    ids=["failure", "drain", "layout", "restore", "resume", "evaluation"],
+    ids=["failure", "drain", "layout", "restore", "layout without copies", "resume", "evaluation"],
 )
 def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)

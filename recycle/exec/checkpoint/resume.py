@@ -107,7 +107,7 @@ def find_script_part(path: Path) -> ResumePoint | None:
 
 def _part(job: Job, metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> ResumePoint:
     generation = int(max((_number(event, "generation") for event in events), default=0))
-    seconds = max((_number(line, "time") for line in [*events, *metrics]), default=0.0)
+    seconds = max((_number(line, "time") + _number(line, "eval_seconds") for line in [*events, *metrics]), default=0.0)
     return ResumePoint(None, metrics, events, generation, seconds, job.shape)
 
 
