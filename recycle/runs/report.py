@@ -304,10 +304,9 @@ class _Cutter:
 
     def _evaluate(self, limit: float) -> None:
         """Cut up to the end of the last evaluation, which the next generation repeats if a death interrupts it."""
-        ends = (self._first(kind, self._now, limit) for kind in ("detected", "restored"))
-        self._to(
-            min(self._evaluated, limit, *(end for end in ends if end is not None)), TimePart.EVALUATING, self._step
-        )
+        ends = [self._first(kind, self._now, limit) for kind in ("detected", "restored")]
+        limit = min([limit, *(end for end in ends if end is not None)])
+        self._to(min(self._evaluated, limit), TimePart.EVALUATING, self._step)
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
         if generation.began is None:  # it never ran

@@ -15,7 +15,7 @@ import pytest
 from recycle import Job, JobError, Shape
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
-from recycle.exec.checkpoint.resume import find_resume_point, whole_metrics
+from recycle.exec.checkpoint.resume import find_resume_point, find_script_part, whole_metrics
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
@@ -155,6 +155,15 @@ def test_metrics_count_up_to_a_damaged_line(damaged, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], damaged, *lines[2:]]))
     assert whole_metrics(path) == lines[:2]
+
+
+def test_time_of_a_resumed_run_continues_after_the_last_evaluation(tmp_path):
+    (tmp_path / "job.toml").write_text(small().to_toml())
+    line = {"step": 0, "time": 4.0, "loss": 1.0, "mode": "barrier", "eval_seconds": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    earlier = find_script_part(tmp_path)
+    assert earlier is not None
+    assert earlier.seconds == 4.5
 
 
 def test_refused_resume_changes_nothing(begun, launch, tmp_path):
