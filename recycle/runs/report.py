@@ -230,6 +230,10 @@ def _generations(
     for (number, _), activity in attempts.items():
         if activity.workers and (started := generations.get(number)) is not None:
             started.began = activity.first if started.began is None else min(started.began, activity.first)
+    for event in _of_kind(events, "recovered"):
+        recovered = generations.get(int(event.get("generation", 0)))
+        if recovered is not None and recovered.began is None:  # it committed nothing, and may have evaluated
+            recovered.began = _seconds(event, "time")
     ordered = sorted(generations.values(), key=lambda generation: generation.number)
     for event in events:
         if event.get("kind") not in ("rejoined", "moved") or event.get("while_running"):

@@ -128,6 +128,18 @@ def test_parts_of_a_run():
             {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)},
             [("failure", 2, "1.1 killed by SIGKILL", {"redone": 2.0, "starting": 3.0, "forming": 1.0})],
         ),
+        # A death in the evaluation after the last iteration: the next generation only evaluates.
+        (
+            [METRICS[0], METRICS[1] | {"eval_seconds": 4.0}],
+            [
+                EVENTS[0],
+                event(14.0, "detected", worker="1.1", step=2, cause="killed by SIGKILL"),
+                event(14.5, "generation", generation=2, step=2),
+                event(15.5, "recovered", generation=2, step=2),
+            ],
+            BEFORE,
+            [("failure", 2, "1.1 killed by SIGKILL", {"planning": 0.5, "forming": 1.0})],
+        ),
         # Hosts of one stage share it in another way, for which nothing is copied.
         (
             [*METRICS[:2], line(2, 15.0, 2, began=14.0)],
@@ -162,7 +174,7 @@ def test_parts_of_a_run():
             [("failure", 2, "1.1 no heartbeat for 2 s", {"planning": 0.5, "forming": 1.5})],
         ),
     ],
-    ids=["failure", "drain", "layout", "restore", "layout without copies", "resume", "evaluation"],
+    ids=["failure", "drain", "layout", "restore", "last evaluation", "layout without copies", "resume", "evaluation"],
 )
 def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)
