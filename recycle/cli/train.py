@@ -196,7 +196,8 @@ def train_here(
         except KeyboardInterrupt:
             moment = f"after step {lines.last}" if lines.last >= 0 else "before the first step"
             print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
-            print_line(f"resume from its newest checkpoint with: {again}")
+            if command or any(directory.glob("checkpoints/step-*/manifest.json")):
+                print_line(f"resume from its newest checkpoint with: {again}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
