@@ -39,8 +39,8 @@ CODES = {
     ),
     "run-error": "A training run cannot start or continue. The message names the worker or the stage.",
     "stage-lost": (
-        "No live worker holds a stage any more, so the run has ended. Start it again with `--resume`: it continues "
-        "from the newest checkpoint."
+        "No live worker holds a stage any more, and the run could not return to a checkpoint by itself. If there is "
+        "a complete checkpoint, the message has the command that continues from it."
     ),
     "states-differ": (
         "Workers that must hold equal numbers hold different ones, and repeating did not help. The message names the "

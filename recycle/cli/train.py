@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a run that SIGTERM or SIGHUP ended before its last iteration."""
+"""Exit code of a run that SIGTERM or SIGHUP, also to all its workers, ended before its last iteration."""
 CLOSING_SECONDS, CLOSING_SHARE = 10.0, 0.25
 """Part of the grace reserved for ending processes: at most these seconds, and this share."""
 FAULT_SYNTAX = "KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]"
@@ -196,13 +196,13 @@ def train_here(
         except KeyboardInterrupt:
             moment = f"after step {lines.last}" if lines.last >= 0 else "before the first step"
             print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
-            print_line(f"resume from its newest checkpoint with: {again}")
+            if command or any(directory.glob("checkpoints/step-*/manifest.json")):
+                print_line(f"resume from its newest checkpoint with: {again}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
-        code = TERMINATED if stop.is_set() else 0
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
         print_line(f"stopped after step {last}; resume with: {again}" if last >= 0 else "stopped before the first step")
-        raise typer.Exit(code)
+        raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")

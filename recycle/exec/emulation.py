@@ -1,8 +1,8 @@
 """A stage that takes the profile's time and bytes without computing anything.
 
-A micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid, so their sum shows bit for
-bit that each was used exactly once. Every message carries a mark of its stage, micro-batch and step, which the receiver
-checks. Evaluation losses include a part of the last stage's state.
+A micro-batch's gradient and loss are drawn from (layer, place in the batch, step) on a fixed grid, so their sum shows
+bit for bit that each was used exactly once, in any shape with the same batch. Every message carries a mark of its
+stage, micro-batch and step, which the receiver checks. Evaluation losses include a part of the last stage's state.
 
 Every message also carries an error, 0 unless a bit flip was injected, which spreads to results as in a model.
 
@@ -125,7 +125,7 @@ class EmulatedStage(Stage):
         shape = job.shape
         elements = max(_LEAST_ELEMENTS, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         super().__init__(job, index, (elements, 1, 1))
-        self._train = job.train
+        self._train, self._pipelines = job.train, shape.pipelines
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step", "host_copy")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
@@ -189,7 +189,7 @@ class EmulatedStage(Stage):
             error = self._run(Forward, micro_batch, activation)
             if not self._is_last:
                 return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
-            drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _propagated("loss", error)
+            drawn = _draw(1, "evaluation", self._iteration, self._place(micro_batch))[0] + _propagated("loss", error)
             seen = float(torch.cat(self.layout.weights())[-ENTRIES]) if self._numbers else 0.0
             self._evaluated.append((drawn + seen, 1.0))
             return None
@@ -199,7 +199,7 @@ class EmulatedStage(Stage):
 
     def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         if self._is_last:
-            loss = _draw(1, "loss", self._iteration, micro_batch)[0] + _propagated("loss", error)
+            loss = _draw(1, "loss", self._iteration, self._place(micro_batch))[0] + _propagated("loss", error)
             return torch.tensor([loss], dtype=torch.float64)
         return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
@@ -261,8 +261,12 @@ class EmulatedStage(Stage):
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
         """Return this stage's gradient of one micro-batch, fp64 [layers * ENTRIES], for tests."""
-        drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, micro_batch)]
+        place = self._place(micro_batch)
+        drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, place)]
         return torch.tensor(drawn, dtype=torch.float64)
+
+    def _place(self, micro_batch: MicroBatch) -> int:
+        return micro_batch.index * self._pipelines + micro_batch.pipeline
 
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)

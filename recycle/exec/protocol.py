@@ -682,6 +682,11 @@ LINE_SEPARATOR = " | "
 """Separates the lines of a log's end."""
 
 
+def as_clause(how: str) -> str:
+    """Return how a process ended as a clause: "was killed by SIGKILL"."""
+    return f"was {how}" if how.startswith("killed") else how
+
+
 def with_last_lines(how: str, lines: str) -> str:
     """Return the description of a process's end, with the last lines of its log if any."""
     return f"{how}; its last lines: {lines}" if lines else how

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,8 @@ from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Shape, Worker
 
 TRACE, EVENTS, METRICS = "trace.json", "events.jsonl", "metrics.jsonl"
-"""Names of files in a run directory."""
+ADDRESS = "store"
+"""Names of files in a run directory; `ADDRESS`, where to reach a run, is removed when the run ends."""
 IMPORTED = "imported"
 """Kind of the event that states after which step a run with imported state begins."""
 TRACE_LOG_SUFFIX = ".trace.jsonl"
@@ -190,6 +191,27 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     content = read_whole(path, RecycleError, run_trace.MOST_BYTES)
     decoded = ((number, decode_line(line)) for number, line in enumerate(content.split(b"\n"), start=1))
     return [(number, entry) for number, entry in decoded if entry is not None]
+
+
+class _Event(msgspec.Struct):
+    kind: str
+    time: float
+    step: int = 0
+    generation: int = 0
+    count: int = 0
+
+
+_KEYS = {"generation": {"generation", "step"}, "checkpoint": {"step"}, "undone": {"step", "count"}}
+"""Kind of event -> keys without which it says nothing."""
+
+
+def is_event(entry: Mapping[str, Any]) -> bool:
+    """Return whether an object of `events.jsonl` is an event; others were damaged."""
+    try:
+        event = msgspec.convert(entry, _Event)
+    except msgspec.ValidationError:
+        return False
+    return _KEYS.get(event.kind, set()) <= entry.keys()
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:

@@ -13,7 +13,17 @@ from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.kinds import Compute, HostCopy, Part, kind_of_token
 from recycle.job import Job
-from recycle.runs.logs import EVENTS, METRICS, TRACE, LineTail, LoggedIteration, new_iterations, trace_logs
+from recycle.runs.logs import (
+    ADDRESS,
+    EVENTS,
+    METRICS,
+    TRACE,
+    LineTail,
+    LoggedIteration,
+    is_event,
+    new_iterations,
+    trace_logs,
+)
 from recycle.runs.report import Activity, RunReport, report_of
 
 _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
@@ -84,7 +94,7 @@ class RunReader:
             self._job = written, Job.of_run(path)
         assert self._job is not None
         job = self._job[1]
-        self._events += (event for event in self._appended(EVENTS) if "kind" in event)
+        self._events += filter(is_event, self._appended(EVENTS))
         for line in self._appended(METRICS):
             if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
                 self._steps[line["step"]] = line
@@ -92,6 +102,7 @@ class RunReader:
         metrics, events = [self._steps[step] for step in sorted(self._steps)], list(self._events)
         attempts = {} if self._is_broken else self._attempts
         is_over = (path / TRACE).exists() or any(event["kind"] in ("finished", "stopped") for event in events[-2:])
+        is_over |= job.train.trace == "off" and not (path / ADDRESS).exists()
         return RunRecord(
             path, job, metrics, events, report_of(metrics, events, attempts, job.seconds_per_unit, is_over)
         )

@@ -155,11 +155,12 @@ _CAUSES = {
     "replanned": ("plan", "{cause}"),
     "moved": ("layout", "layers moved to {worker}"),
     "undone": ("repetition", "{cause}"),
+    "layout": ("layout", "another layout, without copies"),
 }
 """Events that explain a change, most specific first -> (kind of change, text)."""
-CHANGES = (*(kind for kind, _ in _CAUSES.values()), "formation")
+CHANGES = (*dict.fromkeys(kind for kind, _ in _CAUSES.values()), "formation")
 """Kinds of changes."""
-_STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved")
+_STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved", "layout")
 """Events that name the first step of a generation, possibly written after it began."""
 
 
@@ -229,6 +230,10 @@ def _generations(
     for (number, _), activity in attempts.items():
         if activity.workers and (started := generations.get(number)) is not None:
             started.began = activity.first if started.began is None else min(started.began, activity.first)
+    for event in _of_kind(events, "recovered"):
+        recovered = generations.get(int(event.get("generation", 0)))
+        if recovered is not None and recovered.began is None:  # it committed nothing, and may have evaluated
+            recovered.began = _seconds(event, "time")
     ordered = sorted(generations.values(), key=lambda generation: generation.number)
     for event in events:
         if event.get("kind") not in ("rejoined", "moved") or event.get("while_running"):
@@ -250,6 +255,7 @@ class _Cutter:
         self._now = 0.0
         self._ended: float | None = None
         self._open = 0
+        self._evaluated, self._step = 0.0, 0
         self._share = _busy_share(attempts)
         self.spans: list[Span] = []
         self.changes: list[GenerationChange] = []
@@ -265,8 +271,11 @@ class _Cutter:
         if generation.began is not None:
             self._to(min(generation.began, limit), TimePart.MOVING if generation.moves else TimePart.FORMING)
             self._note_change(generation)
+            self._evaluate(limit)
             for line in generation.commits:
                 self._iteration(generation.number, line)
+                self._evaluated, self._step = _seconds(line, "time") + _seconds(line, "eval_seconds"), int(line["step"])
+                self._evaluate(limit)
             self._ended, self._open = self._now, len(self.spans)
         self._tail(generation, limit, after)
 
@@ -296,7 +305,12 @@ class _Cutter:
         ):
             self._to(min(end, self._now + seconds), part, step)
         self._to(end, TimePart.WAITING, step)
-        self._to(end + _seconds(line, "eval_seconds"), TimePart.EVALUATING, step)
+
+    def _evaluate(self, limit: float) -> None:
+        """Cut up to the end of the last evaluation, which the next generation repeats if a death interrupts it."""
+        ends = [self._first(kind, self._now, limit) for kind in ("detected", "restored")]
+        limit = min([limit, *(end for end in ends if end is not None)])
+        self._to(min(self._evaluated, limit), TimePart.EVALUATING, self._step)
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
         if generation.began is None:  # it never ran
@@ -304,13 +318,16 @@ class _Cutter:
             return
         detected = self._first("detected", self._now, limit)
         restored = self._first("restored", self._now, limit)
-        last_ends = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
+        ends = {step: each.last for (number, step), each in self._attempts.items() if number == generation.number}
+        last_ends = list(ends.values())
         computed = min(max(last_ends, default=self._now), limit)
         if detected is not None:
             self._to(min(detected, computed) if last_ends else detected, TimePart.REDONE)
             self._to(detected, TimePart.WAITING)
         elif restored is not None or self._is_repeated(generation, after):
-            self._to(computed, TimePart.REDONE)
+            committed = int(generation.commits[-1]["step"]) if generation.commits else -1
+            repeated = [end for step, end in ends.items() if step > committed]
+            self._to(min(max(repeated, default=self._now), limit), TimePart.REDONE)
 
     def _is_repeated(self, generation: _Generation, after: _Generation | None) -> bool:
         return after is not None and (generation.number, after.step) in self._attempts
@@ -327,6 +344,7 @@ class _Cutter:
             event
             for event in self._events
             if _seconds(event, "time") >= self._ended
+            and (event["kind"] != "layout" or event.get("moves"))
             and (
                 event.get("step") == generation.step
                 if event["kind"] in _STEP_EVENTS

@@ -115,6 +115,31 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(command, job):
     assert_resumes_to_the_same_bits(command)
 
 
+@pytest.mark.process
+def test_signals_to_all_workers_end_a_run_with_its_exit_code(command, job):
+    job.write_text(EMULATED.replace("[train]", "seconds_per_unit = 0.02\n[train]"))
+    faults = " ".join(f"--fault drain:{worker}@1" for worker in ("0.0", "0.1", "1.0", "1.1"))
+    outcome = command(f"train job.toml --run run {faults}")
+    count = len(lines_of("metrics"))
+    assert 1 < count < 6
+    assert (outcome.status, outcome.out.splitlines()[-1].split(";")[0]) == (143, f"stopped after step {count - 1}")
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_interrupted_run_names_the_command_that_resumes_it_if_there_is_a_checkpoint(
+    has_checkpoint, command, monkeypatch
+):
+    def interrupt(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recycle.exec.launch.launcher.train", interrupt)
+    if has_checkpoint:
+        Path("run/checkpoints/step-00000001").mkdir(parents=True)
+        Path("run/checkpoints/step-00000001/manifest.json").touch()
+    outcome = command("train job.toml --run run")
+    assert (outcome.status, "--resume" in outcome.out) == (130, has_checkpoint)
+
+
 def test_closed_terminal_does_not_interrupt(monkeypatch, tmp_path):
     class Closed(io.FileIO):
         def write(self, text) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from recycle import Job, Worker
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.read_report import RunReader
+from recycle.runs.report import TimePart
 from tests.runs.test_report import EVENTS, METRICS, line
 
 SHAPE = "[shape]\npipelines = 2\nranks = {}\nmicro_batches = 2\n"
@@ -55,6 +56,18 @@ def test_followed_run_is_the_whole_run_at_every_moment(tmp_path):
     assert 0 < record.report.effective_ratio == record.report.measured / record.report.wall < 1
 
 
+def test_time_after_the_last_iteration_counts_without_a_trace(tmp_path):
+    GrowingRun(tmp_path)
+    (tmp_path / "job.toml").write_text(SHAPE.format(2) + '[train]\ntrace = "off"\n')
+    (tmp_path / "store").write_text("{}")
+    append(tmp_path / "metrics.jsonl", METRICS)
+    append(tmp_path / "events.jsonl", [*EVENTS, {"time": 24.0, "kind": "checkpoint", "step": 4}])
+    assert RunReader(tmp_path).read().report.wall == METRICS[-1]["time"]
+    (tmp_path / "store").unlink()
+    report = RunReader(tmp_path).read().report
+    assert (report.wall, report.spans[-1].part) == (24.0, TimePart.CHECKPOINTING)
+
+
 def test_removed_lines_are_forgotten(tmp_path):
     run = GrowingRun(tmp_path)
     append(tmp_path / "metrics.jsonl", METRICS)
@@ -76,6 +89,15 @@ def test_partial_line_counts_once_it_is_whole(tmp_path):
             stream.flush()
             run.require_same()
             assert len(run.reader.read().metrics) == steps
+
+
+def test_damaged_events_do_not_count(tmp_path):
+    run = GrowingRun(tmp_path)
+    append(tmp_path / "metrics.jsonl", METRICS)
+    generation = {"time": 20.5, "kind": "generation", "step": 4, "generation": 4}
+    damaged = [generation | {"generation": "abc"}, generation | {"step": None}, {"kind": "detected", "time": "x"}, {}]
+    append(tmp_path / "events.jsonl", [*EVENTS, *damaged, {"time": 20.5, "kind": "generation", "step": 4}])
+    assert run.reader.read().events == EVENTS
 
 
 def test_logs_of_an_earlier_shape_no_longer_count(tmp_path):

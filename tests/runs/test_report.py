@@ -128,8 +128,53 @@ def test_parts_of_a_run():
             {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)},
             [("failure", 2, "1.1 killed by SIGKILL", {"redone": 2.0, "starting": 3.0, "forming": 1.0})],
         ),
+        # A death in the evaluation after the last iteration: the next generation only evaluates.
+        (
+            [METRICS[0], METRICS[1] | {"eval_seconds": 4.0}],
+            [
+                EVENTS[0],
+                event(14.0, "detected", worker="1.1", step=2, cause="killed by SIGKILL"),
+                event(14.5, "generation", generation=2, step=2),
+                event(15.5, "recovered", generation=2, step=2),
+            ],
+            BEFORE,
+            [("failure", 2, "1.1 killed by SIGKILL", {"planning": 0.5, "forming": 1.0})],
+        ),
+        # Hosts of one stage share it in another way, for which nothing is copied.
+        (
+            [*METRICS[:2], line(2, 15.0, 2, began=14.0)],
+            [
+                EVENTS[0],
+                event(13.0, "layout", step=2, moves=True),
+                event(13.4, "generation", generation=2, step=2),
+            ],
+            BEFORE,
+            [("layout", 2, "another layout, without copies", {"planning": 0.4, "forming": 0.6})],
+        ),
+        # A resume after step 1, whose optimizer step ended after its commit, repeats nothing.
+        (
+            [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
+            [
+                EVENTS[0],
+                event(15.0, "restored", step=2, checkpoint="step-00000001"),
+                event(18.0, "generation", generation=2, step=2),
+            ],
+            {**BEFORE, (1, 1): Activity(4, 3.0, 0.4, 12.0, 13.4)},
+            [("restart", 2, "back to step-00000001", {"starting": 5.0, "forming": 1.0})],
+        ),
+        # The evaluation after step 1, which began at 13.0, is interrupted and repeated until 17.4.
+        (
+            [METRICS[0], METRICS[1] | {"eval_loss": 1.0, "eval_seconds": 4.4}, line(2, 18.0, 2, 3, began=17.0)],
+            [
+                EVENTS[0],
+                event(15.0, "detected", worker="1.1", step=2, cause="no heartbeat for 2 s"),
+                event(15.5, "generation", generation=2, step=2),
+            ],
+            BEFORE,
+            [("failure", 2, "1.1 no heartbeat for 2 s", {"planning": 0.5, "forming": 1.5})],
+        ),
     ],
-    ids=["failure", "drain", "layout", "restore"],
+    ids=["failure", "drain", "layout", "restore", "last evaluation", "layout without copies", "resume", "evaluation"],
 )
 def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)

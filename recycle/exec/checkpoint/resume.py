@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from recycle.job import Job
 from recycle.job.manifest import Damaged
 from recycle.job.sections import OF_DOCUMENTS
 from recycle.job.shape import Shape
-from recycle.runs.logs import IMPORTED, read_lines
+from recycle.runs.logs import EVENTS, IMPORTED, is_event, read_lines
 
 _STAMP = re.compile(r"\d{8}-\d{6}")
 
@@ -67,7 +67,7 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
         raise JobError(
             f"{path}: has another model, batch or optimizer, and cannot be resumed with this job: {differences[0]}"
         )
-    events = [event for _, event in read_lines(path / "events.jsonl")]
+    events = [event for _, event in read_lines(path / EVENTS) if is_event(event)]
     begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
     metrics = whole_metrics(path / "metrics.jsonl", begin)
     done = begin + len(metrics)
@@ -101,13 +101,13 @@ def find_script_part(path: Path) -> ResumePoint | None:
     metrics = path / "metrics.jsonl"
     if not metrics.is_file():
         return None
-    events = [event for _, event in read_lines(path / "events.jsonl")]
+    events = [event for _, event in read_lines(path / EVENTS) if is_event(event)]
     return _part(Job.of_run(path), whole_metrics(metrics), events)
 
 
 def _part(job: Job, metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> ResumePoint:
     generation = int(max((_number(event, "generation") for event in events), default=0))
-    seconds = max((_number(line, "time") for line in [*events, *metrics]), default=0.0)
+    seconds = max((_number(line, "time") + _number(line, "eval_seconds") for line in [*events, *metrics]), default=0.0)
     return ResumePoint(None, metrics, events, generation, seconds, job.shape)
 
 
@@ -147,15 +147,25 @@ def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
     return None
 
 
+class _Line(msgspec.Struct):
+    """What every line of `metrics.jsonl` has."""
+
+    step: int
+    loss: float | None
+    mode: Literal["barrier", "staggered"]
+    time: float = 0.0
+
+
 def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
-    """The lines of steps `begin`, `begin` + 1, … up to the first that is missing or out of order."""
+    """The lines of steps `begin`, `begin` + 1, … up to the first that is missing, damaged or out of order."""
     lines: list[dict[str, Any]] = []
     for text in read_whole(path, RecycleError, MOST_BYTES).split(b"\n")[:-1]:
         try:
             line = msgspec.json.decode(text, type=dict[str, Any])
+            step = msgspec.convert(line, _Line).step
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
-        if line.get("step") != begin + len(lines):
+        if step != begin + len(lines):
             break
         lines.append(line)
     return lines

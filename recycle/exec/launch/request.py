@@ -18,7 +18,7 @@ from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.run_checks import require_valid
 from recycle.exec.processes.forkserver import ForkServer, describe_exit
-from recycle.exec.protocol import LINE_SEPARATOR, with_last_lines
+from recycle.exec.protocol import LINE_SEPARATOR, as_clause, with_last_lines
 from recycle.exec.worker.specification import REFUSED, RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -105,7 +105,7 @@ class RunRequest:
         if code in (REFUSED, FAILED):
             raise (JobError if code == REFUSED else RunError)(last)
         if code:
-            ending = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
+            ending = with_last_lines(as_clause(describe_exit(code)), LINE_SEPARATOR.join([*before, last][-8:]))
             raise RunError(f"the process that checks the job {ending}")
         return replace(self, findings=msgspec.json.decode(last, type=Findings))
 

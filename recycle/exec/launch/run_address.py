@@ -23,9 +23,8 @@ from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
 from recycle.exec.protocol import Drain, Drained, Refused
 from recycle.files import read_whole, write_whole
 from recycle.job import Job
-from recycle.runs.logs import EVENTS, LineTail
+from recycle.runs.logs import ADDRESS, EVENTS, LineTail
 
-ADDRESS_FILE = "store"
 LOCK = ".lock"
 KEY = "key"
 """Files of a run directory."""
@@ -44,12 +43,12 @@ class RunAddress(msgspec.Struct, frozen=True):
 
 
 def write_address(directory: Path, url: str, run: str) -> None:
-    write_whole(directory / ADDRESS_FILE, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
+    write_whole(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
 
 def remove_address(directory: Path) -> None:
     with contextlib.suppress(OSError):
-        (directory / ADDRESS_FILE).unlink()
+        (directory / ADDRESS).unlink()
 
 
 def run_key(directory: Path) -> bytes:
@@ -91,12 +90,12 @@ def connect_to_run(directory: Path) -> Link:
     """
     if not (directory / "job.toml").is_file():
         raise JobError(f"{directory}: is not a run directory; give the directory that was given to --run")
-    if not (directory / ADDRESS_FILE).is_file() or not is_running_in(directory):
-        raise JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
+    if not (directory / ADDRESS).is_file() or not is_running_in(directory):
+        raise _ended_error(directory)
     try:
-        address = msgspec.json.decode(read_whole(directory / ADDRESS_FILE, JobError), type=RunAddress)
+        address = msgspec.json.decode(read_whole(directory / ADDRESS, JobError), type=RunAddress)
     except msgspec.MsgspecError as error:
-        raise JobError(f"{directory / ADDRESS_FILE}: {error}") from None
+        raise JobError(f"{directory / ADDRESS}: {error}") from None
     answers: Any = Drained | Refused
     scheme, _, name = address.url.partition("://")
     if scheme == LOCAL:
@@ -116,10 +115,14 @@ def connect_to_run(directory: Path) -> Link:
         raise RunError(f"{directory}: the agent that leads this run does not answer ({error})") from None
 
 
+def _ended_error(directory: Path) -> JobError:
+    return JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
+
+
 def is_running_in(directory: Path) -> bool:
     """Return whether a launcher has locked the directory; agents do not lock it; their address file counts."""
     if (directory / "run").is_file():
-        return (directory / ADDRESS_FILE).is_file()
+        return (directory / ADDRESS).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:  # another user's; its launcher refuses with a message
@@ -203,6 +206,8 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             elif event["kind"] == "detected":
                 died.append(f"worker {name} has not left but died: {event['cause']}")
                 waits.discard(name)
+        if not is_running and not is_told:
+            raise _ended_error(directory)
         if not is_running:
             report(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
             break

@@ -26,7 +26,7 @@ import msgspec
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
-from recycle.exec.launch.run_address import LOCK, in_use_error
+from recycle.exec.launch.run_address import LOCK, in_use_error, require_unused
 from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
@@ -77,6 +77,11 @@ class LineLog:
                     self._waiting = b""
                 return error.strerror
         return None
+
+    @property
+    def waiting(self) -> int:
+        """Number of lines that are not in the file yet."""
+        return self._waiting.count(b"\n")
 
     def lines(self) -> list[bytes]:
         """Return all lines, written or waiting, with their line ends."""
@@ -168,6 +173,7 @@ class RunDirectory:
 
     def _require_unused(self, shared: RunInfo | None) -> None:
         if shared is None:
+            require_unused(self.path)
             if (self.path / "metrics.jsonl").exists():
                 raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
         elif holds_steps(self.path) and self._identity() != shared.identity:
@@ -258,6 +264,12 @@ class RunDirectory:
         if reason is not None and not self._warned:
             self._warned = True
             self.warn(f"{self.path / name}: cannot be written ({reason}); its lines are kept until there is room")
+
+    def warn_of_lost_lines(self) -> None:
+        """Warn of the lines that still wait for room; call when the run has ended."""
+        for name, log in (("metrics.jsonl", self._metrics), ("events.jsonl", self._events)):
+            if (reason := log.flush()) is not None and log.waiting:
+                self.warn(f"{self.path / name}: lacks the last {log.waiting} lines ({reason})")
 
     def close(self) -> None:
         """Close the files and release the lock."""

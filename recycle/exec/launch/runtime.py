@@ -310,6 +310,7 @@ class LeaderRuntime:
                 self.digests = action.digests
                 if action.merge:
                     self._merge_traces()
+                self._directory.warn_of_lost_lines()
                 self.over = True
             case Fail(error=error):
                 raise error

@@ -45,10 +45,26 @@ PLAN_SECONDS = 3600.0
 """Most seconds to wait for an urgent plan; most plans have shorter deadlines (planner_process.py)."""
 
 
+class StatesDiffer(RunError):
+    """Workers hold different numbers that must be equal, and repeating did not help."""
+
+    code = "states-differ"
+
+
 class StageLost(RunError):
     """A stage has no live host, or its hosts disagree without a culprit: training must restore a checkpoint."""
 
     code = "stage-lost"
+
+    def without_restore(self, reason: str) -> StageLost:
+        """Return the error that ends the run, because no checkpoint can be restored."""
+        return type(self)(f"{self}, and {reason}")
+
+
+class HostsDisagree(StageLost):
+    """The hosts of a stage disagree without a culprit, also when they repeat the iteration."""
+
+    code = StatesDiffer.code
 
 
 class Forming(Membership):

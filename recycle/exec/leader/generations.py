@@ -21,7 +21,7 @@ from recycle.exec.checksums import StateTensor, locate
 from recycle.exec.leader.actions import Begin, Line, Rewind, Waiting
 from recycle.exec.leader.commit import ReportColumns, decide, evaluate, norm_within_limit, soonest_end, verified_after
 from recycle.exec.leader.disagreement import Bit, Disagreement, Votes, count_votes, votes_of
-from recycle.exec.leader.forming import Forming, StageLost
+from recycle.exec.leader.forming import Forming, HostsDisagree, StageLost, StatesDiffer
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import parse_workers
 from recycle.exec.protocol import (
@@ -359,11 +359,11 @@ class Generations(Forming):
             return
         cause = f"{disagreement}, also when repeated"
         if self._restored_step == step:
-            raise RunError(f"{cause} and from a checkpoint; one of their devices or networks is broken")
+            raise StatesDiffer(f"{cause} and from a checkpoint; one of their devices or networks is broken")
         self._restored_step = step
         self.end_generation()
         self._lost_since = self.now
-        raise StageLost(cause)
+        raise HostsDisagree(cause)
 
     def _disputed_in(self, numbers: Sequence[int]) -> list[Checked]:
         stages = sorted({self.holdings.stage_of(number) for number in numbers})

@@ -37,7 +37,7 @@ from recycle.exec.leader.actions import (
 )
 from recycle.exec.leader.checkpoints import folder_name
 from recycle.exec.leader.commit import names_of_numbers
-from recycle.exec.leader.forming import StageLost
+from recycle.exec.leader.forming import StageLost, StatesDiffer
 from recycle.exec.leader.generations import Generations
 from recycle.exec.leader.membership import END_SECONDS, reassign
 from recycle.exec.leader.state import Phase, RunDescription
@@ -61,6 +61,7 @@ from recycle.exec.protocol import (
     StateTensors,
     Strike,
     Warned,
+    as_clause,
     with_last_lines,
 )
 from recycle.job.shape import Worker
@@ -278,7 +279,7 @@ class Leader(Generations):
 
     def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
-        message, lines = f"worker {worker} {cause} during start-up", self.processes[worker].lines
+        message, lines = f"worker {worker} {as_clause(cause)} during start-up", self.processes[worker].lines
         if not self._can_restore:
             if cause.endswith(REFUSED_THE_JOB):
                 raise JobError(lines.rpartition(" ends: ")[2] or message)
@@ -310,9 +311,8 @@ class Leader(Generations):
         self.take_fresh_ends()
         if running := [worker for worker in sorted(self.positions) if self.processes[worker].is_running]:
             if is_late:
-                raise RunError(
-                    f"{restore.lost}, and workers {' '.join(map(str, running))} could not be ended for the restore"
-                )
+                workers = " ".join(map(str, running))
+                raise restore.lost.without_restore(f"workers {workers} could not be ended for the restore")
             for worker in running:
                 if worker not in restore.alive or self.now >= restore.killed_at:
                     self.kill(worker)
@@ -347,13 +347,13 @@ class Leader(Generations):
         if checkpoint is None:
             every, step = job.train.checkpoint_every, self.record.verified_step
             agreed = "" if step is None else f" up to step {step}, after which the states were not compared"
-            raise RunError(
-                f"{restore.lost}, and the run has no complete checkpoint{agreed};"
+            raise restore.lost.without_restore(
+                f"the run has no complete checkpoint{agreed};"
                 f" [train] checkpoint_every = {every} sets their interval{'' if every else ' (0: never)'}"
             )
         if assigned is None:
-            raise RunError(
-                f"{restore.lost}, and {len(startable)} live workers are too few for {job.shape.ranks} ranks;"
+            raise restore.lost.without_restore(
+                f"{len(startable)} live workers are too few for {job.shape.ranks} ranks;"
                 f" resume from {folder_name(checkpoint.step)} with: {run.resume_command}"
             )
         self._start_over_at(assigned, startable, self._record_of(self._commit_of(checkpoint), self.record.generation))
@@ -374,7 +374,7 @@ class Leader(Generations):
         """Keep the committed iteration until the processes tell which one they have loaded."""
         record = self.record
         if assigned is None:
-            raise RunError(f"{lost}, and {len(startable)} live workers are too few for {self.job.shape.ranks} ranks")
+            raise lost.without_restore(f"{len(startable)} live workers are too few for {self.job.shape.ranks} ranks")
         starts = record.script_starts + 1
         self.log("warning", message=f"{lost}; the script starts again, {starts} of {self.run.script_restarts}")
         before = GenerationRecord(record.generation, [], {}, "", committed=record.committed, script_starts=starts)
@@ -489,7 +489,7 @@ class Leader(Generations):
         self.log("corrupt", step=self.record.committed, workers=[], what=difference, held=unlike)
         if self.job.integrity.compares_states and verified is not None:
             self.rewind(verified.step)
-            raise RunError(
+            raise StatesDiffer(
                 f"{difference}; the steps after step {verified.step}, where they agreed, are discarded; resume from"
                 f" a checkpoint with: {self.run.resume_command}"
             )

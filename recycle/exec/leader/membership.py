@@ -82,6 +82,8 @@ class Membership(RunState):
         self._ticked = now
         self.is_reached = self._was_reached = True
         self._notices = dict[Worker, Notice]()
+        self._refused = dict[Worker, int]()
+        """Workers that had to stay after a signal -> incarnation: once all live workers have one, the run ends."""
         self.prepared: list[Worker] = []
         self._leaving = dict[Worker, tuple[int, float, float]]()
         """Released workers that have not ended yet -> step, time of the request, and deadline."""
@@ -272,9 +274,8 @@ class Membership(RunState):
                 self.tell(self.release(worker))  # it starts up, or waits to join
             elif worker not in live:
                 self.gone[str(worker)] = self._notices.pop(worker).incarnation
-        if not self._notices:
-            return
         noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
+        noticed |= {worker for worker in self._refused if self._refused[worker] == self.processes[worker].incarnation}
         self.all_leave = bool(live) and noticed >= live
         for worker in list(self._notices) if not self.all_leave else ():
             stay = live.difference(self.prepared, [worker])
@@ -295,7 +296,9 @@ class Membership(RunState):
                 self.prepared = []
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        del self._notices[worker]
+        notice = self._notices.pop(worker)
+        if notice.by_signal:
+            self._refused[worker] = notice.incarnation
         self.log("warning", message=f"worker {worker} cannot leave: {reason}")
         self.put(Refused(str(worker), reason))
 
@@ -421,6 +424,7 @@ class Membership(RunState):
     def restart_all(self) -> None:
         """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""
         self._notices.clear()
+        self._refused.clear()
         self._leaving.clear()
         for rejoin in self._rejoins:
             rejoin.started, rejoin.deadline = False, None

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from recycle.child import Child, die_with_parent, serve
 from recycle.errors import JobError, RecycleError, RunError
-from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
+from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, as_clause, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 from recycle.job.architecture import FAMILIES
 from recycle.megatron_versions import COMPILER
@@ -187,7 +187,7 @@ class ForkServer:
             raise JobError(next(last for log in self._logs if (last := last_lines(log, 1))))
         if code is not None:
             tail = next(filter(None, map(last_lines, self._logs)), "")
-            raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
+            raise RunError(f"the fork server {with_last_lines(as_clause(describe_exit(code)), tail)}")
 
     def close(self) -> None:
         self._child.close()

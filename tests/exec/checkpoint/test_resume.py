@@ -13,7 +13,7 @@ from recycle import Job, JobError, Shape
 from recycle.cli.planner import plan_for_training
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
-from recycle.exec.checkpoint.resume import find_resume_point
+from recycle.exec.checkpoint.resume import find_resume_point, find_script_part, whole_metrics
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.trackers import Observer
@@ -154,6 +154,25 @@ def test_steps_after_the_checkpoint_are_trained_again(begun, launch):
     assert_same_course(begun, small())
     assert [event["step"] for event in events_of(begun, "restored")] == [3]
     assert len(events_of(begun, "warning")) == 1
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"step": 2, "loss": 0.5}, {"step": 2, "loss": 0.5, "mode": "x"}, {"mode": "barrier"}]
+)
+def test_metrics_count_up_to_a_damaged_line(damaged, tmp_path):
+    lines = [{"step": step, "time": 1.0, "loss": None, "mode": "barrier"} for step in range(4)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], damaged, *lines[2:]]))
+    assert whole_metrics(path) == lines[:2]
+
+
+def test_time_of_a_resumed_run_continues_after_the_last_evaluation(tmp_path):
+    (tmp_path / "job.toml").write_text(small().to_toml())
+    line = {"step": 0, "time": 4.0, "loss": 1.0, "mode": "barrier", "eval_seconds": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    earlier = find_script_part(tmp_path)
+    assert earlier is not None
+    assert earlier.seconds == 4.5
 
 
 def test_refused_resume_changes_nothing(begun, launch, tmp_path):

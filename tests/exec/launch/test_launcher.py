@@ -52,7 +52,7 @@ class _StrikeAtStart(Observer):
 
 
 def test_a_worker_that_dies_while_starting_ends_the_run_with_its_last_lines(launch, tmp_path):
-    says = r"worker 0\.1 killed by SIGKILL during start-up; its last lines: about to load the weights"
+    says = r"worker 0\.1 was killed by SIGKILL during start-up; its last lines: about to load the weights"
     with pytest.raises(RunError, match=says):
         launch(
             job(2, 2, 2, kind="gpt"),
@@ -121,7 +121,7 @@ def test_a_fork_server_that_stands_still_at_the_start_ends_the_run(server, tmp_p
 def test_a_check_that_dies_ends_the_run_with_its_last_lines(server, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os\nprint('reading the data', flush=True)\nos.kill(os.getpid(), 9)\n")
     config = job(1, 2, 2, kind="gpt", data={"provider": "deadly:data"}, model={"import_from": [str(tmp_path)]})
-    with pytest.raises(RunError, match=r"the process that checks the job killed by SIGKILL; .*: reading the data"):
+    with pytest.raises(RunError, match=r"the process that checks the job was killed by SIGKILL; .*: reading the data"):
         train(config, tmp_path / "run", steps=1, planner=plan_for_training, server=server)
     assert not (tmp_path / "run").exists()
 

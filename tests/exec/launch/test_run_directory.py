@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import socket
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError, Worker
-from recycle.exec.launch import run_directory
+from recycle.exec.launch import run_address, run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
+from recycle.exec.links import Link
+from recycle.exec.protocol import Drained, Refused
 from recycle.runs.logs import append_iteration, log_path
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
@@ -60,6 +63,24 @@ def test_files_follow_the_umask_and_the_lock_is_private(tmp_path):
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o750}
 
 
+def test_directory_of_a_run_under_way_is_in_use(tmp_path):
+    opened = RunDirectory(tmp_path / "run", JOB)
+    with pytest.raises(JobError, match="is in use by another"):
+        RunDirectory(tmp_path / "run", JOB)
+    opened.close()
+    with pytest.raises(JobError, match="holds a run already"):
+        RunDirectory(tmp_path / "run", JOB)
+
+
+def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeypatch):
+    ours, of_leader = socket.socketpair()
+    of_leader.close()
+    monkeypatch.setattr(run_address, "connect_to_run", lambda path: Link(ours, Drained | Refused))
+    with pytest.raises(JobError, match="this run has ended"):
+        run_address.drain(tmp_path, "1.1", None, print)
+    ours.close()
+
+
 # Logs: a limit on the size of files stands in for a full disk.
 
 
@@ -84,6 +105,17 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     assert log.append("fourth") is None
     assert path.read_text() == "first\nsecond\nthird\nfourth\n"
     log.close()
+
+
+def test_lines_that_are_lost_at_the_end_of_a_run_are_counted(tmp_path):
+    directory, warnings = RunDirectory(tmp_path / "run", JOB), []
+    directory.warn_of_lost_lines()
+    with files_of_at_most(0):
+        directory.metric({"step": 0})
+        directory.metric({"step": 1})
+        directory.warn = warnings.append
+        directory.warn_of_lost_lines()
+    assert warnings == [f"{tmp_path}/run/metrics.jsonl: lacks the last 2 lines (File too large)"]
 
 
 def test_memory_for_waiting_lines_is_bounded(tmp_path, monkeypatch):

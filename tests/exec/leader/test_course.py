@@ -125,8 +125,9 @@ def test_run_fails_when_too_few_workers_are_left():
     says = (
         "stage 1 has no live host left .* and 1 live workers are too few for 2 ranks; resume from step-00000003 with: "
     )
-    with pytest.raises(RunError, match=says):
+    with pytest.raises(RunError, match=says) as raised:
         driver.count_time(2)
+    assert raised.value.code == "stage-lost"
 
 
 def test_nodes_that_may_return_are_waited_for_until_a_deadline():
@@ -249,8 +250,9 @@ def test_final_states_that_differ_fail_a_run_that_compares_states():
     leave_state(driver, "1.1", "other")
     with pytest.raises(
         RunError, match=r"workers 0\.1 and 1\.1 end with different states of .*1; the steps after step -1"
-    ):
+    ) as raised:
         driver.tick()
+    assert raised.value.code == "states-differ"
     assert driver.of_kind(Rewind) == [Rewind(-1, checkpoints=True)]
     assert driver.of_kind(Finish) == []
 

@@ -225,5 +225,6 @@ def test_odd_host_is_fenced_and_the_agreed_state_restored(verified, states, fenc
 def test_two_differing_hosts_roll_back_or_need_a_checkpoint():
     driver = judged(OF_TWO, AGREED, states_of(5, 6))
     assert (driver.record.committed, driver.detected) == (4, [])
-    with pytest.raises(RunError, match="also when repeated, and the run has no complete checkpoint"):
+    with pytest.raises(RunError, match="also when repeated, and the run has no complete checkpoint") as raised:
         judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).count_time(1)
+    assert raised.value.code == "states-differ"

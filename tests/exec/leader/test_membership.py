@@ -185,6 +185,18 @@ def test_last_host_of_a_stage_stays(driver):
     assert driver.told(Leave) == [Leave("0.1", 0), Leave("1.1", 0)]
 
 
+@pytest.mark.parametrize("iterates", [False, True])
+def test_signals_to_all_workers_one_after_the_other_end_the_run(driver, iterates):
+    for name in sorted(driver.record.live):
+        assert not driver.leader.ends_early
+        driver.say(name, Leaving(0))
+        driver.tick()
+        if iterates and name == "1.1":  # those that may leave have left before the others are asked
+            driver.report()
+            driver.start_and_form()
+    assert driver.leader.ends_early
+
+
 def test_process_that_was_started_since_stays():
     driver = LeaderDriver(job(3, 2, 2), restarts=1)
     driver.start_and_form()

@@ -8,6 +8,7 @@ import torch
 from recycle import MicroBatch, Profile, RunError
 from recycle.exec.emulation import EmulatedStage
 from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
+from tests.exec.runs import figures, job, local_run
 
 JOB = small_job(pipelines=3, ranks=2, micro_batches=4)
 FREE = Profile.uniform(0.0, 0.0, 0.0)
@@ -93,3 +94,10 @@ def test_time_and_bytes_are_the_profiles():
     assert stage.held_micro_batches() == 0
     assert all(taken >= expected for taken, expected in zip(seconds, (0.02, 0.03, 0.05), strict=True))
     assert sum(seconds) < 1.0
+
+
+def test_another_shape_with_the_same_batch_has_the_same_losses():
+    shapes = [(3, 2, 4), (2, 3, 6), (1, 1, 12)]
+    keys = {"model": {"layers": 6}, "eval": {"every": 2}}
+    runs = [local_run(job(*shape, **keys)).run(3) for shape in shapes]
+    assert len({repr([figures(run), run.evaluations]) for run in runs}) == 1

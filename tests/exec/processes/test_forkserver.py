@@ -71,7 +71,7 @@ def test_a_call_gives_the_exit_code_and_the_output_of_a_process_of_its_own(serve
     assert server.call("builtins:print", large) == (0, large + "\n")
     assert server.call("builtins:int", "no number")[0] == 1
     os.kill(server.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match="the fork server killed by SIGKILL"):
+    with pytest.raises(RunError, match="the fork server was killed by SIGKILL"):
         server.call("builtins:print", "")
 
 
