@@ -388,6 +388,7 @@ class Membership(RunState):
             if rejoin.started and is_running and self.is_ready(worker):
                 self.live.add(worker)
                 self.joined.add(worker)
+                self._refused.clear()  # the others may leave now, if they are asked again
                 self.detector.forget([worker])
             elif (is_running or not rejoin.started) and self.now < rejoin.deadline:
                 return False  # it starts up, its last process is about to end, or its node is missing
