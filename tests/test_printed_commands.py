@@ -96,6 +96,7 @@ SHORTER = (
     (r"--days 90 (.*) --days 0.1", r"--days 0.1 \1"),
     (r"(recycle compare (?!.*--systems).*)", r"\1 --systems recycle,oobleck"),
     (r"(recycle profile job.toml .*)", r"\1 --repeats 1"),
+    (r"(recycle advise .*)", r"\1 --count 1 --seeds 1"),
     (r"(recycle view (?!.*--export).*)", r"\1 --export shown.html"),
     (r"--open", ""),
     (r"(recycle plan .*--failures )3", r"\g<1>1"),
