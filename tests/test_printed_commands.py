@@ -90,7 +90,7 @@ SHORTER = (
     (r"@20\b|@40\b|@9\b", "@2"),
     (r"--punish 20,7", "--punish 2,7"),
     (r"(recycle train|recycle.exec.worker)( .*)--steps \d+", r"\1\2--steps 3"),
-    (r"(recycle train .*--fault (stop|nan|cut|flip|slow)\b.*)", r"\1 --explain"),  # tests/exec/faults strikes with each
+    (r"(recycle train .*--fault (stop|nan|cut|flip|slow)\b.*)", r"\1 --explain"),  # tests/exec strikes with each
     (r"benchmarks/paper/gpt3_6_7b.toml|examples/tiny_gpt/job.toml", "job.toml"),
     (r"(recycle compare .*)", r"\1 --days 0.1"),
     (r"--days 90 (.*) --days 0.1", r"--days 0.1 \1"),
