@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from recycle import Shape
 from recycle.cli import main
 from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import plugins
@@ -89,11 +90,13 @@ SHORTER = (
     (r"@20\b|@40\b|@9\b", "@2"),
     (r"--punish 20,7", "--punish 2,7"),
     (r"(recycle train|recycle.exec.worker)( .*)--steps \d+", r"\1\2--steps 3"),
-    (r"benchmarks/paper/gpt3_6_7b.toml", "job.toml"),
+    (r"(recycle train .*--fault (stop|nan|cut|flip|slow)\b.*)", r"\1 --explain"),  # tests/exec strikes with each
+    (r"benchmarks/paper/gpt3_6_7b.toml|examples/tiny_gpt/job.toml", "job.toml"),
     (r"(recycle compare .*)", r"\1 --days 0.1"),
     (r"--days 90 (.*) --days 0.1", r"--days 0.1 \1"),
     (r"(recycle compare (?!.*--systems).*)", r"\1 --systems recycle,oobleck"),
     (r"(recycle profile job.toml .*)", r"\1 --repeats 1"),
+    (r"(recycle advise .*)", r"\1 --count 1 --seeds 1"),
     (r"(recycle view (?!.*--export).*)", r"\1 --export shown.html"),
     (r"--open", ""),
     (r"(recycle plan .*--failures )3", r"\g<1>1"),
@@ -169,7 +172,7 @@ RUN = [place for place, commands in PRINTED.items() if not all(map(reason, comma
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What all pages start from: a job and a run of it, for both kinds of job."""
+    """What all pages start from: schedules, and a job and a run of it, for both kinds of job."""
     folder = tmp_path_factory.mktemp("printed")
     for name, text in (("emulated", EMULATED), ("real", REAL)):
         (folder / name).mkdir()
@@ -177,6 +180,9 @@ def folder(tmp_path_factory):
         with pytest.raises(SystemExit) as ended:
             main(["train", str(folder / name / "job.toml"), "--run", str(folder / name / "run")])
         assert ended.value.code in (0, None)
+    for name in ("fault-free", "adaptive", "plan", "1f1b", "zb-h1", "mine"):
+        family = FAMILIES["zb-h1" if name == "zb-h1" else "1f1b"]
+        family(Shape(2, 3, 2)).save(folder / f"{name}.json")
     return folder
 
 
@@ -187,7 +193,8 @@ def scene(folder, tmp_path, monkeypatch, request):
     source = folder / ("real" if place in REAL_PAGES else "emulated")
     for name in ("examples", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "job.toml").write_text((source / "job.toml").read_text())
+    for path in (source / "job.toml", *folder.glob("*.json")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     copy = tmp_path / "runs" / "mine"
     copy.mkdir(parents=True)
     for path in source.joinpath("run").rglob("*"):
@@ -255,9 +262,6 @@ def prepare(place: str, command: Command):
             Path(name).write_text("{}")
     if place in ("profile", "profile.md", "simulate"):
         write_traces(Path("traces/iteration_4"))
-    for name in ("fault-free.json", "adaptive.json", "plan.json", "1f1b.json", "zb-h1.json", "mine.json"):
-        family = "zb-h1" if name == "zb-h1.json" else "1f1b"
-        assert command("schedule", family, "-D", "2", "-P", "3", "-m", "2", "-o", name).status == 0
     if place == "verify":
         assert command("plan", "job.toml", "-o", "plan.json").status == 0
 

@@ -165,7 +165,7 @@ def test_a_lost_manifest_is_rebuilt_from_the_plan_files(tmp_path, manifest):
 
 
 def test_a_better_plan_replaces_the_file_of_the_previous_one(tmp_path):
-    planned_job = job(3, 4, 6, 4, chunks=2, steps=3000)
+    planned_job = job(3, 4, 6, 4, chunks=2, steps=300)
     library = PlanLibrary(tmp_path, planned_job)
     hurried = library.add(plan_vector(planned_job, (0, 0, 1, 0), quick=True))
     searched = library.add(plan_vector(planned_job, (0, 0, 1, 0)))

@@ -58,11 +58,11 @@ def test_verifier_shares_no_code_with_the_planner():
 
 
 def random_jobs() -> Iterator[tuple[PricedJob, list[Worker]]]:
-    for seed in range(164):
+    for seed in range(0, 164, 2):
         priced, dead = cp_sat.small_job(random.Random(seed))
-        placement = "v" if priced.shape.chunks == 2 and seed % 2 else "loop"
+        placement = "v" if priced.shape.chunks == 2 and seed % 4 else "loop"
         yield msgspec.structs.replace(priced, grid=msgspec.structs.replace(priced.grid, placement=placement)), dead
-    yield from (drawn(family, seed, 0, 4)[:2] for family in FAMILIES for seed in range(6))
+    yield from (drawn(family, seed, 0, 4)[:2] for family in FAMILIES for seed in range(2))
 
 
 @pytest.mark.search

@@ -58,7 +58,7 @@ def test_no_worker_moves_if_copying_costs_more_than_it_saves(tmp_path):
 
 
 @pytest.mark.search
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_moving_is_never_worse_than_staying(seed):
     chance = random.Random(seed)

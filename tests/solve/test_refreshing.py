@@ -10,10 +10,10 @@ from recycle.solve.refreshing import refresh
 from tests.solve.jobs import job
 
 
-def under(tmp_path, name, limit=4, **times):
+def under(tmp_path, name, limit=3, **times):
     path = tmp_path / f"{name}.json"
     Profile(**times).save(path)
-    return job(3, 4, 6, limit, profile=str(path), steps=600)
+    return job(3, 4, 3, limit, profile=str(path), steps=60)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,16 @@ def test_only_stale_plans_are_replaced(tmp_path, shelf):
 
 @pytest.mark.search
 def test_plan_that_exceeds_the_memory_is_stale(tmp_path, shelf):
-    tight = under(tmp_path, "tight", limit=3, forward=1.5)
+    tight = under(tmp_path, "tight", limit=2, forward=1.5)
     drifts, entries = refresh(tight, shelf, 10.0)
     assert all(drift.period is None and drift.is_stale(10.0) for drift in drifts)
     assert len(entries) == 5
-    assert all(plan.limits == (3.0,) * 4 for plan in PlanLibrary(shelf, tight).plans())
+    assert all(plan.limits == (2.0,) * 4 for plan in PlanLibrary(shelf, tight).plans())
 
 
 def test_folder_without_plans_is_refused(tmp_path):
     priced = under(tmp_path, "unit")
     with pytest.raises(PlanError, match="not a plan library"):
         refresh(priced, tmp_path / "nowhere")
-    with pytest.raises(PlanError, match="has no plan for D=3 P=4 m=6"):
+    with pytest.raises(PlanError, match="has no plan for D=3 P=4 m=3"):
         refresh(priced, tmp_path)
