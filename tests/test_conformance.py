@@ -19,7 +19,7 @@ from recycle.ir.rules import all_rules
 from tests.conformance_cases import FAMILY_FILES, FOLDER, UNIT, described, is_implied, text_of
 from tests.ir.random_schedules import break_one_place, random_profile, random_schedule, with_waits
 
-randomly = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+randomly = settings(max_examples=60)
 seeds = given(st.integers(0, 10**6))
 
 

@@ -17,7 +17,7 @@ from recycle.job.reference import explain_job
 from recycle.runs import logs as runs
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
-quick = settings(derandomize=True, max_examples=80, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+quick = settings(max_examples=80, suppress_health_check=[*HealthCheck])
 SCHEDULE = lower(one_f_one_b(Shape(1, 2, 2)))
 
 

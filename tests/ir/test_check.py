@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recycle import (
     Finding,
@@ -31,9 +31,7 @@ from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
 from tests.ir.random_schedules import random_schedule
 
-bounded = settings(
-    derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+bounded = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
 
 

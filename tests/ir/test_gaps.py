@@ -31,7 +31,7 @@ from recycle.ir.trace import executed_timeline
 from recycle.runs import logs
 from tests.ir.random_schedules import random_profile, random_schedule
 
-bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+bounded = settings(max_examples=60)
 seeds = st.integers(0, 10**6)
 
 
@@ -157,7 +157,7 @@ def peak(program: list[Instruction], profile: Profile, weights: list[float]) -> 
     return most
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_a_delay_within_the_slack_costs_nothing_and_more_costs_the_excess(seed):
     rng = random.Random(seed)

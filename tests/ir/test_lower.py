@@ -34,7 +34,7 @@ def test_a_failed_worker_and_an_empty_schedule_are_lowered_too():
     assert lower(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).text() == {}
 
 
-@settings(derandomize=True, max_examples=80, deadline=None, database=None)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False), st.sampled_from([(1.0, 1.0, 1.0), (2.0, 3.0, 1.0), (0.7, 1.3, 0.4)]))
 def test_lowering_is_idempotent_keeps_the_makespan_and_is_safe_on_serialised_transports(rng, times):
     schedule, profile = random_schedule(rng), Profile.uniform(*times)

@@ -68,7 +68,7 @@ def test_invalid_programs_and_options_are_refused_by_name(programs, options, mes
         Schedule.build(Shape(1, 2, 1), programs, **options)
 
 
-bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+bounded = settings(max_examples=60)
 randoms = st.randoms(use_true_random=False)
 
 

@@ -31,7 +31,7 @@ from recycle.ir.simulate import Timeline, timeline_of
 from tests.ir.random_schedules import random_profile, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"
-bounded = settings(derandomize=True, max_examples=40, deadline=None, database=None)
+bounded = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
 
 # Fault-free rows of ReCycle's worked example, pipeline 0: start slots, counted from 1.

@@ -52,7 +52,7 @@ def test_survivors_keep_their_positions():
 
 
 @pytest.mark.search
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(small_jobs(), st.randoms(use_true_random=False))
 def test_renamed_roles_keep_validity_and_period(case, chance):
     planned_job, dead = case

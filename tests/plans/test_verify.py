@@ -108,7 +108,7 @@ def test_plan_file_has_its_certificate(tmp_path):
 
 
 @pytest.mark.search
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(small_jobs())
 def test_every_schedule_satisfies_every_row(case):
     priced, dead = case

@@ -15,7 +15,7 @@ from recycle.solve.template import copy_to_pipelines, template_problem, unfold
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(small_jobs())
 def test_slots_give_each_worker_at_most_one_micro_batch_of_a_stage(case):
     priced, dead = case
@@ -34,7 +34,7 @@ def test_slots_give_each_worker_at_most_one_micro_batch_of_a_stage(case):
     assert (np.diff(by_pipeline, axis=1) > 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(small_jobs())
 def test_load_of_equal_hosts_differs_by_at_most_one_and_live_homes_keep_theirs(case):
     priced, dead = case
@@ -61,7 +61,7 @@ def test_hosts_are_exchanged_within_slots_to_avoid_a_slow_link(dead):
 
 
 @pytest.mark.search
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(small_jobs())
 def test_copied_template_is_valid_and_not_longer(case):
     priced, dead = case
@@ -77,7 +77,7 @@ def test_copied_template_is_valid_and_not_longer(case):
 
 
 @pytest.mark.search
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(small_jobs())
 def test_unfolded_template_is_valid(case):
     priced, dead = case

@@ -84,7 +84,7 @@ def test_closed_form_of_many_workers_is_fast():
 
 
 @pytest.mark.search
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(small_jobs())
 def test_no_constructed_schedule_beats_the_bound(case):
     priced, dead = case
@@ -99,7 +99,7 @@ def test_no_constructed_schedule_beats_the_bound(case):
 
 
 @pytest.mark.search
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 3), st.integers(2, 3), st.booleans())
 def test_no_family_beats_the_bound_for_its_own_memory(pipelines, ranks, groups, chunks, staggered):
     optimizer = "staggered" if staggered else "barrier"
@@ -124,7 +124,7 @@ def window(problem, order, rank):
 
 
 @pytest.mark.search
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(small_jobs())
 def test_fluid_admits_every_schedule_in_its_own_window(case):
     problem = Problem.from_job(*case)

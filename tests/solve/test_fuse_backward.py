@@ -26,7 +26,7 @@ def test_separate_halves_are_not_fused():
     assert fuse_backward(schedule, Profile(), Deadline(None))[0].text() == {"0.0": "0F0.0 0I0.0 0F0.1 0W0.0 0B0.1"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_jobs())
 def test_fusing_keeps_schedules_valid_and_is_not_slower(case):
     priced, dead = case

@@ -33,7 +33,7 @@ def test_dead_workers_are_spread_over_stages_if_it_pays(limit, stays, moves):
     assert after.period == moves
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_jobs())
 def test_bound_of_a_vector_is_the_largest_of_its_stages(case):
     priced, dead = case
@@ -58,7 +58,7 @@ def test_no_worker_moves_if_copying_costs_more_than_it_saves(tmp_path):
 
 
 @pytest.mark.search
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_moving_is_never_worse_than_staying(seed):
     chance = random.Random(seed)

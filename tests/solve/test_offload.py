@@ -47,7 +47,7 @@ def test_slow_copies_make_no_plan_slower():
     assert plan(offloading(limited, 0.001)).period <= plan(limited).period
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(small_jobs(), st.sampled_from([0.2, 1.0, 5.0]))
 def test_copies_keep_any_limit_that_they_claim_to_keep(small, bandwidth):
     priced, dead = small

@@ -48,7 +48,7 @@ def require_valid(planned, priced, dead):
 
 
 @pytest.mark.search
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(small_jobs())
 def test_plan_is_valid_and_depends_only_on_seed_and_steps(case):
     priced, dead = case
@@ -58,7 +58,7 @@ def test_plan_is_valid_and_depends_only_on_seed_and_steps(case):
 
 
 @pytest.mark.search
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(small_jobs(), st.floats(0.5, 2.0), st.floats(0.0, 2.0), st.floats(0.1, 3.0))
 def test_plan_for_unlike_workers_and_links_is_valid(case, speed, latency, reduce):
     priced, dead = case

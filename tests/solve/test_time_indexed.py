@@ -78,7 +78,7 @@ def whole_jobs(draw):
 
 
 @pytest.mark.process
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(whole_jobs())
 def test_bound_is_not_above_the_optimum(problem):
     bound, start = lower_bound(problem), schedule_by_policy(problem)

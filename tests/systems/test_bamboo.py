@@ -13,7 +13,7 @@ from recycle.systems.joint_iteration import (
 )
 from recycle.systems.oobleck.pipelines import iteration_schedule as unequal
 
-quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60)
 UNIT = Profile.uniform()
 
 

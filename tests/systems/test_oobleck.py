@@ -21,7 +21,7 @@ from recycle.systems.oobleck.template import distribute, instantiate, templates
 from recycle.systems.scenario import Split
 from tests.systems.scenarios import Play, scenario
 
-quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60)
 
 
 def template_seconds(stage_seconds: Sequence[float]) -> float:
@@ -185,7 +185,7 @@ def priced(split: Split, numbers: list[list[float]], link: float) -> Profile:
 
 
 @pytest.mark.search
-@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@settings(max_examples=30)
 @given(unequal(), st.data())
 def test_unequal_pipelines_pass_check_and_beat_no_bound(case, data):
     splits, shares = case
@@ -211,7 +211,7 @@ def test_unequal_pipelines_pass_check_and_beat_no_bound(case, data):
 
 
 @pytest.mark.search
-@settings(derandomize=True, max_examples=12, deadline=None, database=None)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 2)), max_size=12))
 def test_any_deaths_and_joins_give_valid_schedules(events):
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0}

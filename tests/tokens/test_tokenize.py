@@ -99,7 +99,7 @@ def test_text_pieces_end_at_line_ends(tmp_path, name):
         assert after.text[:1] in ("l", "")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet=["a", "\n", " ", "é", "你", "🚀"], max_size=60), st.integers(4, 12))
 def test_pieces_of_any_size_give_the_text(tmp_path_factory, text, size):
     path = written(tmp_path_factory.mktemp("text"), "a.txt", text.encode())

@@ -46,7 +46,7 @@ def test_an_input_from_another_worker_has_its_producer_and_its_send() -> None:
     assert index.reason(0) == "It has no inputs: it starts with the iteration."
 
 
-@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_outputs_reverse_inputs_and_the_last_input_has_no_slack(seed: int) -> None:
     rng = random.Random(seed)
@@ -90,7 +90,7 @@ def test_memory_limits_and_the_barrier_are_named_as_causes() -> None:
     assert any("STEP waits for the barrier" in bubbles.reason(gap) for gap in bubbles.gaps.longest(GapCause.REDUCE, 9))
 
 
-@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_work_bubbles_and_peaks_add_up_to_the_timelines(seed: int) -> None:
     rng = random.Random(seed)

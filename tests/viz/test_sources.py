@@ -155,7 +155,7 @@ def test_a_name_is_a_line_of_text(name: str, expected: str) -> None:
 SEEDS = [one_f_one_b(Shape(1, 2, 2)).dumps().encode(), b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"]
 
 
-@settings(derandomize=True, max_examples=120, deadline=None, database=None)
+@settings(max_examples=120)
 @given(st.one_of(mutated(SEEDS), any_bytes()), st.sampled_from(["a.json", "a.csv", "a", "a.trace.json"]))
 def test_any_dropped_content_is_read_or_refused(content: bytes, name: str) -> None:
     try:

@@ -172,7 +172,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
 
 @pytest.mark.slow
 @given(reported())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bits(reports):
     columns = ReportColumns.from_reports(reports)
     result = disagreement(lambda: compare(4, reports))

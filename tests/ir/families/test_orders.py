@@ -95,7 +95,7 @@ def built(family: str, shape: Shape) -> Schedule | str:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(cases())
 def test_a_shape_is_refused_in_one_line_or_gives_valid_schedules_with_equal_pipelines(case):
     family, shape = case

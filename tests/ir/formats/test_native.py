@@ -22,7 +22,7 @@ CASES = Path(__file__).parents[2] / "cases"
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_a_schedule_that_a_format_can_hold_reads_back_equal(name, rng):
     """Other formats than native and Chrome's hold the order of one pipeline only, so these also get families."""
@@ -130,7 +130,7 @@ def test_a_name_that_is_neither_a_file_nor_a_family_is_refused():
         named_schedule("1f2b", SHAPE)
 
 
-quick = settings(derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+quick = settings(max_examples=60, suppress_health_check=[*HealthCheck])
 
 SCHEDULES = (
     lower(one_f_one_b(Shape(1, 2, 3))),

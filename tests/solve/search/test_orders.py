@@ -35,7 +35,7 @@ def is_valid(priced, problem, order):
 
 
 @pytest.mark.search
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(small_jobs())
 def test_every_policy_gives_a_valid_schedule(case):
     priced, dead = case
@@ -53,7 +53,7 @@ def test_chunks_do_not_deadlock_under_the_tightest_caps(limit, chunks):
     assert is_valid(priced, problem, schedule_by_policy(problem))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_jobs(), st.integers(0, 99), st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.5, 5.0]))
 def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patience):
     priced, dead = case
@@ -71,7 +71,7 @@ def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patie
 
 
 @pytest.mark.search
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(small_jobs())
 def test_insertion_gives_a_valid_schedule(case):
     priced, dead = case
@@ -116,7 +116,7 @@ def test_whole_backward_becomes_an_input_gradient_and_then_a_weight_gradient(chu
 
 
 @pytest.mark.search
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(small_jobs())
 def test_no_family_beats_a_plan(case):
     priced, _ = case
@@ -143,7 +143,7 @@ def any_order(problem, seed):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_jobs(), st.integers(0, 999))
 def test_timing_of_an_order_equals_the_simulators(case, seed):
     priced, dead = case

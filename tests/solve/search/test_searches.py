@@ -56,7 +56,7 @@ def test_a_search_with_slow_workers_begins_with_the_shortest_order() -> None:
 
 @pytest.mark.search
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(small_jobs())
 def test_searches_give_valid_schedules_that_are_not_worse(name: str, case: tuple[PricedJob, list[Worker]]) -> None:
     priced, dead = case
