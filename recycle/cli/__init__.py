@@ -20,8 +20,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from recycle.cli.app import app
-
     # Packages warn about missing optional packages; the warnings would hide recycle's own lines.
     warnings.filterwarnings("ignore", module=r"(.*/)?(megatron|torch)[./]")  # a path where Python compiles the module
     warnings.formatwarning = lambda text, kind, *_, **__: f"recycle: {text} [{getattr(kind, 'code', 'deprecated')}]\n"
@@ -30,11 +28,15 @@ def main(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
+            from recycle.cli.app import app
+
             app(arguments, prog_name="recycle")
         finally:
             sys.stdout.flush()
     except RecycleError as error:
         _end(f"{error} [{error.code}]", error.exit_code)
+    except KeyboardInterrupt:  # during imports
+        _end("", 130)
     except BrokenPipeError:
         _end("", 1)
     except OSError as error:
