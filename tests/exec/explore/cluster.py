@@ -385,8 +385,11 @@ class _Participant(Participant):
             self.end,
             specification.generation,
         )
-        leave = partial(self.member.send, Leaving(specification.incarnation))
-        CLUSTER.leave_calls[current().process] = leave
+        CLUSTER.leave_calls[current().process] = partial(self._leave, Leaving(specification.incarnation))
+
+    def _leave(self, message: Leaving) -> None:
+        with contextlib.suppress(RunError):  # the agent is gone, and the process ends by itself
+            self.member.send(message)
 
     def end(self, reason: str, code: int = 3) -> Any:
         current().process.end(f"ended with exit code {code}: {reason}" if code != 3 else "", code)
