@@ -153,7 +153,7 @@ class Membership(RunState):
     def silent_workers(self) -> dict[Worker, str]:
         """Return lost workers as `Detector.lost`; the agents of all have found this leader."""
         lost = self.detector.lost(self.live, self.now)
-        unheard = {node for node, agent in self._agents.items() if not agent.session}
+        unheard = {node for node, agent in self._agents.items() if agent.absent is not None and not agent.session}
         return {worker: cause for worker, cause in lost.items() if self.node_of(worker) not in unheard}
 
     def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:

@@ -108,7 +108,7 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same():
     class Client:
         bodies: ClassVar[list[dict[str, Any]]] = []
 
-        def call(self, path: str, body):
+        def call(self, path: str, body, patience: float | None = None):
             self.bodies.append(body)
             return {}
 
