@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ import typer
 
 from recycle.cli.planner import plan_for_training, require_plannable
 from recycle.cli.terminal import print_table, seconds_text
-from recycle.errors import JobError, errors_as
+from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish as draw_faults
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.launch.trackers import Observer, sentence
@@ -85,11 +86,13 @@ def resolve_request(
     Raises:
         JobError: a fault is invalid or can never strike, both options are given, or the job cannot be priced.
         PlanError: the job cannot be planned.
-        ScheduleError: the schedule does not exist.
+        ScheduleError: the schedule does not exist, or has another shape than the job.
     """
     own = named_schedule(schedule, job.shape) if schedule is not None else None
     if own is None:
         require_plannable(job)
+    elif replace(own.shape, cut=()) != job.shape:
+        raise ScheduleError(f"{schedule}: is for {own.shape}, the job for {job.shape}; plan it for this job")
     steps = job.train.steps if steps is None else steps
     absent = own.failed if own is not None else frozenset()
     faults = [parse_fault(text) for text in fault or []]
