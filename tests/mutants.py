@@ -25,6 +25,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import msgspec
+import pytest
 
 from recycle.exec.launch.agent import rarely_collect_garbage
 from tests.exec.explore.stories import draw_scenario, violation_of
@@ -102,6 +103,8 @@ def killer_of(mutant: Mutant) -> str | None:
                 return f"{tests} (hangs)"
             if done.returncode == 1:
                 return next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), tests)
+            if done.returncode == pytest.ExitCode.INTERNAL_ERROR and "Timeout" in done.stdout:
+                return f"{tests} (hangs)"
             if done.returncode not in (0, 5):
                 raise RuntimeError(f"{mutant.name}: pytest {tests} ended with {done.returncode}\n{done.stdout[-2000:]}")
     return None

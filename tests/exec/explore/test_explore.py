@@ -194,10 +194,17 @@ AIMED = [
         at("Formed", 4, "break", 0, 1.5),
         crashes=frozenset({("agent 1 role", 20)}),
     ),
+    aimed(
+        "stage lost before its state is compared",
+        at("SavedPart", 2, "break", 1),
+        at("SavedPart", 4, "break", 0, 1.5),
+        at("SavedPart", 4, "lose leases", 1),
+    ),
     aimed("leave", at("Leaving", 1, "kill worker", 1)),
     aimed("leave", at("drained", 1, "lose leases")),
     aimed("leave", at("Leave", 1, "lose leases"), seed=5),
     aimed("leave", at("running", 5, "lose leases")),
+    aimed("leave", at("StepReport", 11, "lose leases")),
     aimed("leave", crashes=frozenset({("agent 2 role", 7)})),
     aimed("leave at a checkpoint", crashes=frozenset({("agent 3 role", 11)})),
     aimed(
