@@ -247,6 +247,12 @@ def test_proposed_generation_is_abandoned_by_the_next_leader(phase):
     assert driver.of_kind(Persist)[-1] == Persist(cursor_of(after, "proposed"), after)
 
 
+@pytest.mark.parametrize("phase", ["ended", "abandoned"])
+def test_next_leader_repeats_that_a_generation_is_over(phase):
+    driver = follow(record(), phase)
+    assert (driver.told(Stop), driver.told(Propose)) == ([Stop(3)], [])
+
+
 def test_record_of_a_return_says_which_process_joins_and_lacks_the_verified_state():
     driver = follow(record(verified=Verified(4, FACTS)), "running", restarts=1)
     driver.end(Worker(1, 0), KILLED)
