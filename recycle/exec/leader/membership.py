@@ -83,7 +83,8 @@ class Membership(RunState):
         self.is_reached = self._was_reached = True
         self._notices = dict[Worker, Notice]()
         self._refused = dict[Worker, int]()
-        """Workers that had to stay after a signal -> incarnation: once all live workers have one, the run ends."""
+        """Workers that stay as last hosts, though a signal asked them to leave -> incarnation. If signals have asked
+        all live workers, the run ends."""
         self.prepared: list[Worker] = []
         self._leaving = dict[Worker, tuple[int, float, float]]()
         """Released workers that have not ended yet -> step, time of the request, and deadline."""
@@ -151,7 +152,7 @@ class Membership(RunState):
         return bool(self.holdings.lost(worker for worker in running if self.node_of(worker) != node))
 
     def silent_workers(self) -> dict[Worker, str]:
-        """Return lost workers as `Detector.lost`; the agents of all have found this leader."""
+        """Return what `Detector.lost` finds, without workers whose agents have not found this leader yet."""
         lost = self.detector.lost(self.live, self.now)
         unheard = {node for node, agent in self._agents.items() if agent.absent is not None and not agent.session}
         return {worker: cause for worker, cause in lost.items() if self.node_of(worker) not in unheard}

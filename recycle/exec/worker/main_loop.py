@@ -93,7 +93,7 @@ class MainLoop:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
         before: GenerationRecord | None = None
         while (record := self.member.next_record()) is not None:
-            earlier = record.earlier  # this process may have missed it, and step only now
+            earlier = record.earlier  # if this process has missed it, the stages are still in its state
             if before is not None and earlier is not None and self.updates.all_at(earlier.step):
                 self._save(before, earlier)
             if self._roll_to_committed(record):
