@@ -293,7 +293,7 @@ def test_a_range_of_the_time_has_parts_that_add_up_to_it(times: ReportPage) -> N
     begin, end = 0.3 * report.wall, 0.8 * report.wall
     assert sum(clipped(report, begin, end).parts.values()) == pytest.approx(end - begin)
     assert clipped(report, -1.0, 2 * report.wall).parts == report.parts
-    (title, *_) = words(plain(times.parts_of(report, (begin, end))))
+    (title, *_) = words(plain(times.parts_of((begin, end))))
     assert title == f"Where the time went, from {short(begin)} to {short(end)} s"
 
 

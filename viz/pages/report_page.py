@@ -41,28 +41,26 @@ class ReportPage(PageOfRun):
     def layout(self) -> html.Div:
         stores = {"steps": self.prefix.replace(self.kind, RunPage.kind), "range": None}
         hidden = [self.ticks(), *(dcc.Store(id=self.name(store), data=data) for store, data in stores.items())]
-        return html.Div([html.Div(self.content(), id=self.name("shown")), *hidden])
+        shown = {"head": self.head(), "parts": self.parts_of(), "shown": self.content()}
+        return html.Div([*(html.Div(content, id=self.name(place)) for place, content in shown.items()), *hidden])
 
-    def content(self, window: Sequence[float] | None = None) -> list[Any]:
-        """Build the page, with the parts of the time between the two moments of `window`; None: of the whole time."""
+    def head(self) -> list[Any]:
         report, problems = self.run.report, parts.problems(self.run.problems)
         if report is None or not report.spans:
             hint = f"The page fills as {self.run.path / 'metrics.jsonl'} grows."
             return [problems, parts.empty_state("Nothing has run yet.", hint)]
+        return [problems, parts.chips(facts(report))]
+
+    def content(self, window: Sequence[float] | None = None) -> list[Any]:
+        """Build what is below the parts of the time; the plots show the time between the two moments of `window`."""
+        report = self.run.report
+        if report is None or not report.spans:
+            return []
         timed = [line for line in self.run.metrics if is_number(line.get("time"))]
         description = f"Seconds per iteration, throughput and live workers of {report.steps} steps"
         figure = over_time_figure(report, timed).update_xaxes(range=window)
-        cards = [
-            problems,
-            parts.chips(facts(report)),
-            html.Div(self.parts_of(report, window), id=self.name("parts")),
-            parts.card(
-                "The run over time",
-                parts.figure_view(figure, self.name("curves"), description),
-                caption=BANDS_CAPTION,
-            ),
-            self.plans_in_use(),
-        ]
+        curves = parts.figure_view(figure, self.name("curves"), description)
+        cards = [parts.card("The run over time", curves, caption=BANDS_CAPTION), self.plans_in_use()]
         if report.changes:
             table = parts.table(*changes_table(report.changes))
             cards.append(parts.card("What changes cost, in seconds", table, caption=CHANGES_CAPTION))
@@ -88,7 +86,11 @@ class ReportPage(PageOfRun):
             )
         return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)
 
-    def parts_of(self, report: RunReport, window: Sequence[float] | None) -> html.Section:
+    def parts_of(self, window: Sequence[float] | None = None) -> html.Section | None:
+        """Build the table of the parts of the time between two moments, or of the whole time."""
+        report = self.run.report
+        if report is None or not report.spans:
+            return None
         begin, end = window or (0.0, math.inf)
         within = clipped(report, begin, end)
         title = "Where the time went"
@@ -97,10 +99,11 @@ class ReportPage(PageOfRun):
         return parts.card(title, parts.table(PARTS_HEAD, part_rows(within)), caption=PARTS_CAPTION)
 
     def static_content(self) -> list[Any]:
-        return [html.H2(self.title, className="source"), *self.content()]
+        return [html.H2(self.title, className="source"), *self.head(), self.parts_of(), *self.content()]
 
     def register(self, app: Dash) -> None:
         @app.callback(
+            self.output("head"),
             self.output("shown"),
             self.output("tick", "disabled"),
             self.input("tick", "n_intervals"),
@@ -110,21 +113,25 @@ class ReportPage(PageOfRun):
         )
         def read_again(_: int, window: Any) -> Any:
             self.refresh()
-            return self.content(window), not self.run.live
+            return self.head(), self.content(window), not self.run.live
 
+        # Drawn after each answer to a tick, which may be older than the range.
         @app.callback(
             self.output("parts"),
-            self.output("range", "data"),
-            self.input("curves", "relayoutData"),
+            self.input("tick", "disabled"),
+            self.input("range", "data"),
             prevent_initial_call=True,
         )
-        def show_range(changed: Any) -> Any:
-            report, changed = self.run.report, changed or {}
+        def show_parts(_: Any, window: Any) -> Any:
+            return self.parts_of(window)
+
+        @app.callback(self.output("range", "data"), self.input("curves", "relayoutData"), prevent_initial_call=True)
+        def keep_range(changed: Any) -> Any:
+            changed = changed or {}
             edges = [changed.get(f"xaxis.range[{end}]") for end in (0, 1)]
-            if report is None or not (changed.get("xaxis.autorange") or all(map(is_number, edges))):
-                return no_update, no_update
-            window = None if None in edges else edges
-            return self.parts_of(report, window), window
+            if not (changed.get("xaxis.autorange") or all(map(is_number, edges))):
+                return no_update
+            return None if None in edges else edges
 
         opened = Output(self.name("steps"), "data")
         parts.in_browser(app, "openStep", opened, self.input("curves", "clickData"), self.state("steps", "data"))
