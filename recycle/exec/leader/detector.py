@@ -64,6 +64,8 @@ class FailureDetector:
         """Take heartbeats by process name; heartbeats of unknown processes are ignored."""
         for member, beat in heartbeats.items():
             if (place := self._places.get(member)) is not None:
+                if not self._is_heard[place] and self.beats["beats"][place] not in (_NO_BEAT.beats, beat.beats):
+                    self._last[place] = self.beats[place]  # several heartbeats arrive at once
                 self.beats[place] = astuple(beat)
 
     def end(self, members: Iterable[str]) -> None:

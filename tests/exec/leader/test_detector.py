@@ -74,6 +74,15 @@ def test_heartbeat_of_a_process_does_not_count_for_its_successor(config):
     assert why == "no progress for 4 s in 0F"
 
 
+def test_first_heartbeats_that_arrive_at_once_are_heard(config):
+    judge = Detector(config)
+    judge.until_lost(None, 3.5)
+    for beats in (1, 2):
+        judge.detector.take({str(A): Heartbeat(beats, beats, True, "form", 0.1)})
+    took, why = judge.until_lost(None, 100.0)
+    assert (took, why) == (pytest.approx(4.25, abs=0.26), "no heartbeat for 4 s")
+
+
 def test_suspension_of_the_leader_is_not_silence(config):
     judge = Detector(config)
     judge.until_lost("7 working 1F 0.1", 3.0)
