@@ -268,7 +268,7 @@ class Forming(Membership):
         if fenced is None:
             why = "each is its stage's last host"
         elif self._judges_cuts_from and not suspects:
-            why = "this may have changed since the last leader"
+            why = "this may be over"
         if fenced is None or why:
             self._form_again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and {why}")
         else:

@@ -194,6 +194,8 @@ class Leader(Generations):
         if self.phase is Phase.OVER:
             return
         self.detector.are_due, self.is_reached = tick.judges_beats, tick.is_reached
+        if not self.is_reached or self.now - self._ticked > self.limits.dead_after / 2:  # it was cut off
+            self._judges_cuts_from = max(self._judges_cuts_from, self.now)
         self.count_time()
         if self._end_without_iteration():
             return

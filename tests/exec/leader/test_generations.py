@@ -15,6 +15,7 @@ from recycle.exec.leader.actions import (
     Line,
     Persist,
     PreparedPlan,
+    Tick,
 )
 from recycle.exec.leader.forming import ATTEMPTS
 from recycle.exec.leader.generations import END_SECONDS
@@ -320,6 +321,21 @@ def test_next_leader_forms_again_before_it_judges_a_cut_between_workers_that_are
     driver.say("1.0", CutOff("0.0"))
     driver.tick()
     assert driver.detected == [("1.0", "cut off from worker 0.0")]
+
+
+@pytest.mark.parametrize("is_reached", [False, True])
+def test_leader_that_was_cut_off_itself_forms_again_before_it_judges_a_cut(is_reached):
+    """It hears nothing of etcd, or waits for the answer to a write."""
+    driver = LeaderDriver(job(3, 1, 3))
+    driver.start_and_form()
+    driver.now += driver.job.membership.dead_after * is_reached
+    driver.take(Tick(is_reached=is_reached))
+    driver.tick()
+    for detected in ([], [("1.0", "cut off from worker 0.0")]):
+        driver.say("1.0", CutOff("0.0"))
+        driver.tick()
+        assert driver.detected == detected
+        driver.start_and_form()
 
 
 def test_worker_that_several_cannot_reach_is_cut_off():
