@@ -77,20 +77,24 @@ def assign_by_slots(problem: Problem, running: int | None = None) -> Assignment:
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
-    taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # counts all chunks of a worker
+    taken = [[0] * shape.pipelines for _ in range(shape.ranks)]  # counts all chunks of a worker
+    disturbed = [s for s in range(stages) if len(live[s]) < shape.pipelines]
     fewest = min(map(len, live))
     running = running or fewest
     for place, at_work in enumerate(_slots(problem, running)):
         running_now = set(at_work)
-        for s in range(stages):
-            rank = shape.rank_of(s)
-            if displaced := sorted(running_now - live[s]):
-                count = dict.fromkeys(live[s], 0) | dict.fromkeys(live[s] & running_now, 1)
+        for s in disturbed:
+            if not (displaced := sorted(running_now - live[s])):
+                continue
+            rank = int(problem.rank_of[s])
+            counts = taken[rank]
+            loads = [(int(h in running_now), counts[h], h) for h in live[s]]  # of this slot, then of all
+            heapq.heapify(loads)
             for k in displaced:
-                h = min(count, key=lambda h: (count[h], taken[rank, h], h))
+                here, count, h = heapq.heappop(loads)
                 host[s, k, due[k]] = h * shape.ranks + rank
-                taken[rank, h] += 1
-                count[h] += 1
+                counts[h] = count + 1
+                heapq.heappush(loads, (here + 1, count + 1, h))
         for k in at_work:
             slot[k, due[k]] = place
             due[k] += 1
@@ -136,7 +140,7 @@ def assign_by_load(problem: Problem) -> Assignment:
     units = np.zeros(shape.worker_count, dtype=np.int64)  # counts all chunks of a worker
     for s, live in enumerate(problem.hosts):
         kept = _kept(problem, live, units)
-        moved = [(j, w // shape.ranks) for w in live for j in _evenly(shape.micro_batches, kept[w])]
+        moved = [(j, w // shape.ranks) for w in live for j in _not_kept(shape.micro_batches, kept[w])]
         units[live] += [kept[w] for w in live]
         load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
         heapq.heapify(load)
@@ -194,5 +198,7 @@ def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int
     return {w: min(m, count) for w, count in counts.items()}
 
 
-def _evenly(count: int, kept: int) -> list[int]:
+def _not_kept(count: int, kept: int) -> list[int]:
+    if kept == count:
+        return []
     return [j for j in range(count) if (j + 1) * kept // count == j * kept // count]
