@@ -244,7 +244,9 @@ class _Agent:
 
     def _take_role(self) -> None:
         listener = listen_within(self._job.membership.ports, self._address, backlog=4096)
-        if not self._election.campaign(LeaderAddress(self._node, self._session, *listener.getsockname()[:2])):
+        election, address = self._election, LeaderAddress(self._node, self._session, *listener.getsockname()[:2])
+        if not election.campaign(address) or election.run() is None:  # another leads, or has ended and erased the run
+            election.resign()
             listener.close()
             return
         runtime = LeaderRuntime(

@@ -466,6 +466,7 @@ class Rules:
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
+            and not any(AgentExit.STOPPED in exits for exits in self._cluster.exits.values())  # all were asked to leave
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
