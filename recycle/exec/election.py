@@ -127,6 +127,11 @@ class Election:
         """Whether etcd has renewed the lease lately (it does so every third of it); else this node may be cut off."""
         return self._lease is not None and time.monotonic() - self._lease.answered < 0.4 * self._settings.lease
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the role ends at the latest if etcd renews the lease no more."""
+        return 0.0 if self._lease is None else max(0.0, self._lease.answered + self._settings.lease - time.monotonic())
+
     def resign(self) -> None:
         if self._lease is not None:
             self._lease.close()

@@ -326,8 +326,9 @@ class _Agent:
 
     def _fail(self, outcome: str) -> None:
         """End the run. If etcd does not answer, another agent may lead, and learns the cause from this node."""
+        election = self._election
         with contextlib.suppress(RunError, RoleLost):
-            self._election.end(outcome, patience=None if self._election.is_reached else 0.0)
+            election.end(outcome, patience=None if election.is_reached else election.seconds_left)
             self._tell_outcome(outcome)
         if self._outcome is None:
             self.give_up_role()

@@ -116,6 +116,15 @@ STORIES = {
         spared=frozenset({1}),
         crashes=frozenset({("agent 0 role", 4)}),
     ),
+    "end of a run whose cause etcd answers late": story(
+        56,
+        micro_batches=1,
+        steps=2,
+        digests=2,
+        slow_messages=0.1,
+        planned=("flip=weight:0.0@0",),
+        spared=frozenset({1}),
+    ),
     "drain whose agent ends meanwhile": story(
         3,
         Fault(4.5, "drain worker", 1),
