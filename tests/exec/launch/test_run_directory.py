@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError, Worker
+from recycle import Job, JobError, RunError, Worker
 from recycle.exec.launch import run_address, run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.exec.links import Link
 from recycle.exec.protocol import Drained, Refused
 from recycle.runs.logs import append_iteration, log_path
+from tests.exec.runs import job
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
 
@@ -78,6 +79,22 @@ def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(run_address, "connect_to_run", lambda path: Link(ours, Drained | Refused))
     with pytest.raises(JobError, match="this run has ended"):
         run_address.drain(tmp_path, "1.1", None, print)
+    ours.close()
+
+
+def test_drain_of_a_run_whose_agents_were_all_killed_ends(tmp_path, monkeypatch):
+    """They leave their address; here nobody listens on the port of their etcd."""
+    ours, of_leader = socket.socketpair()
+    of_leader.close()
+    links = [Link(ours, Drained | Refused)]
+    connect = run_address.connect_to_run
+    monkeypatch.setattr(run_address, "connect_to_run", lambda path: links.pop() if links else connect(path))
+    store = {"store": "etcd://127.0.0.1:1", "lease": 2, "store_timeout": 0.1}
+    (tmp_path / "job.toml").write_text(job(2, 1, 1, membership=store).to_toml())
+    (tmp_path / "run").touch()
+    write_address(tmp_path, store["store"], "mine")
+    with pytest.raises(RunError, match=r"no agent has led this run for 2\.1 s"):
+        run_address.drain(tmp_path, "1.0", None, print)
     ours.close()
 
 
