@@ -266,6 +266,7 @@ class _Agent:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+            self._directory.forget_waiting()
         self._election.resign()
 
     def _lead_and_follow(self) -> None:
