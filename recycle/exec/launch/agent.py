@@ -92,6 +92,7 @@ def serve(
     processes_here = len(nodes[node]) * tensor_parallel
     require_open_files(processes_here, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
+    require_own(address)
     with contextlib.ExitStack() as closing:
         server = request.fork_server()
         closing.callback(server.close)
@@ -136,6 +137,19 @@ def own_address(endpoints: Endpoints) -> str:
         except OSError as error:
             reason = error.strerror
     raise RunError(f"{endpoints}: cannot be reached from this machine ({reason}); give --address")
+
+
+def require_own(address: str) -> None:
+    """Raise JobError unless this machine can listen on the address, as it must when it leads."""
+    try:
+        with contextlib.closing(socket.socket()) as probe:
+            probe.bind((address, 0))
+    except (OSError, UnicodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "not a host name"
+        raise JobError(
+            f"address {address}: this machine cannot listen on it ({reason}); give --address one by which the other"
+            " nodes reach this machine"
+        ) from None
 
 
 class _Agent:

@@ -213,6 +213,10 @@ def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch):
         (("--node", "0", "--store", "tcp://here"), "--store: [membership] store: 'tcp://here' is not a store"),
         (("--node", "0", "--store", "etcd://10.9.8.7:1"), "reached over the network without a secret"),
         (("--node", "0", "--id", "a/b"), "--id a/b: write letters"),
+        (
+            ("--node", "0", "--store", "etcd://127.0.0.1:1", "--address", "192.0.2.1"),
+            "address 192.0.2.1: this machine cannot listen on it (Cannot assign requested address)",
+        ),
         (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
