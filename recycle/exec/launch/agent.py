@@ -24,7 +24,7 @@ from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_address import remove_address, run_key, write_address
+from recycle.exec.launch.run_address import remove_address, resume_command, run_key, write_address
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
@@ -239,7 +239,10 @@ class _Agent:
         path = self._directory.path
         if has_ended(path, self._job, self._request.steps):
             return ""
-        raise RunError(f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}")
+        raise RunError(
+            f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}, and continue it"
+            f" with: {resume_command(path)}"
+        )
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:
