@@ -240,7 +240,7 @@ class _Agent:
         if has_ended(path, self._job, self._request.steps):
             return ""
         raise RunError(
-            f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}, and continue it"
+            f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}, and continue"
             f" with: {resume_command(path)}"
         )
 

@@ -21,7 +21,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.election import Election
 from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
 from recycle.exec.protocol import Drain, Drained, Refused
-from recycle.files import read_whole, write_whole
+from recycle.files import read_whole, write_if_changed
 from recycle.job import Job
 from recycle.runs.logs import ADDRESS, EVENTS, LineTail
 
@@ -43,7 +43,7 @@ class RunAddress(msgspec.Struct, frozen=True):
 
 
 def write_address(directory: Path, url: str, run: str) -> None:
-    write_whole(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
+    write_if_changed(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
 
 def remove_address(directory: Path) -> None:

@@ -28,7 +28,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
 from recycle.exec.launch.run_address import LOCK, in_use_error, require_unused
 from recycle.exec.protocol import RunInfo
-from recycle.files import read_whole, require_text, write_whole
+from recycle.files import read_whole, require_text, write_if_changed, write_whole
 from recycle.job import Job
 from recycle.job.manifest import HUGGING_FACE, carried_files
 from recycle.runs.logs import EVENTS, TRACE, read_lines
@@ -172,11 +172,11 @@ class RunDirectory:
                 self._archive_earlier(earlier, job)
             for folder in (self.plans, self.logs):
                 folder.mkdir(exist_ok=True)
-            write_whole(self.path / "job.toml", job.to_toml())
+            write_if_changed(self.path / "job.toml", job.to_toml())
             if job.model.weights is not None:
                 self._copy_carried_files(Path(job.model.weights))
             if shared is not None:
-                write_whole(self.path / "run", f"{shared.identity}\n")
+                write_if_changed(self.path / "run", f"{shared.identity}\n")
             else:
                 (self.path / "run").unlink(missing_ok=True)  # a run of agents may continue without them
             self._point_latest_here()

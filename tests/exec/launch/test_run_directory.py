@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError, RunError, Worker
+from recycle import Job, JobError, RecycleError, RunError, Worker
 from recycle.exec.launch import run_address, run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
@@ -144,6 +144,17 @@ def test_agents_write_whole_lines_after_one_that_was_killed_or_had_no_room(tmp_p
     former.close()
     present.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 2, 3]
+
+
+def test_agent_that_starts_again_needs_no_room_on_the_disk(tmp_path):
+    info = RunInfo(identity="mine", job="", steps=9, faults=[], started=time.time())
+    RunDirectory(tmp_path, JOB, shared=info).close()
+    write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+    with files_of_at_most(0):
+        RunDirectory(tmp_path, JOB, shared=info).close()
+        write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+        with pytest.raises(RecycleError, match="cannot be written"):
+            write_address(tmp_path, "etcd://127.0.0.1:1", "another")
 
 
 def test_lines_that_are_lost_at_the_end_of_a_run_are_counted(tmp_path):
