@@ -91,6 +91,14 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
             raise
 
 
+def write_if_changed(path: Path, text: str) -> None:
+    """As `write_whole`, unless the file holds the text: then a disk without room does not matter."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.read_bytes() == text.encode():
+            return
+    write_whole(path, text)
+
+
 @contextlib.contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Raise an OSError in the body as RecycleError that `path` cannot be written."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from recycle.errors import RecycleError
+from recycle.errors import JobError, RecycleError
 from recycle.exec.etcd import (
     EtcdClient,
     EtcdRequest,
@@ -72,8 +72,16 @@ class Election:
         return cls(open_client(settings.store, settings), run, settings)
 
     def _read(self, name: str, kind: type[_Value], patience: float | None = None) -> _Value | None:
-        pair = self._client.read(self._prefix + name, patience)
-        return None if pair is None else msgspec.msgpack.decode(pair.value, type=kind)
+        key = self._prefix + name
+        if (pair := self._client.read(key, patience)) is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(pair.value, type=kind)
+        except msgspec.MsgspecError:
+            raise JobError(
+                f"{self._settings.store}: {key} was written by another version of recycle: use the same one on all"
+                " nodes, or give another --id"
+            ) from None
 
     def _put(self, name: str, value: Any) -> EtcdRequest:
         return put(self._prefix + name, msgspec.msgpack.encode(value))

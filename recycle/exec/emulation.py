@@ -53,7 +53,8 @@ class EmulatedPiece:
 
     Attributes:
         parameters: the live parameters, fp64 [n].
-        count: steps taken, fp64 [1]; [0] without parameters.
+        count: steps taken, fp64 [1]; [0] without parameters. Stays 0 in a shard in which no layer begins, because
+            checkpoints name it after the layer.
     """
 
     def __init__(self, parameters: torch.Tensor) -> None:
@@ -68,6 +69,7 @@ class EmulatedPiece:
     ) -> EmulatedPiece:
         """Make this piece the part from element `begin` of a stage with these layers and sums; return it."""
         self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
+        self._has_count = any(0 <= place * ENTRIES - begin < len(self.parameters) for place in range(len(layers)))
         return self
 
     def state_tensors(self) -> list[torch.Tensor]:
@@ -75,7 +77,7 @@ class EmulatedPiece:
 
     def step(self, iteration: int, clip_factor: float) -> None:
         self._update(self.parameters, self._sums, clip_factor)
-        self.count.add_(1)
+        self.count.add_(int(self._has_count))
 
     def publish(self) -> None:
         return

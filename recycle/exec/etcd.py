@@ -137,7 +137,9 @@ class EtcdClient:
         response = self._connection.getresponse()
         text = response.read()
         if response.status < 400:
-            content: dict[str, Any] = json.loads(text)
+            content = json.loads(text)
+            if not isinstance(content, dict):
+                raise ValueError("not an object")
             return content
         detail = text.decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError):

@@ -324,7 +324,14 @@ class Saved(Value):
 
 
 class RunInfo(Value, kw_only=True):
-    """The run's description, the same for all agents; `job` is a sha256, `started` in seconds since the epoch."""
+    """The run's description, the same for all agents.
+
+    Attributes:
+        job: sha256 of the job.
+        schedule: hash of the user's own schedule; empty without one.
+        started: seconds since the epoch.
+        script_restarts: how often the user's script is started again; None without a script.
+    """
 
     identity: str
     job: str
@@ -333,6 +340,8 @@ class RunInfo(Value, kw_only=True):
     started: float
     resume: bool = False
     transport: str = ""
+    schedule: str = ""
+    script_restarts: int | None = None
 
 
 # Messages of a process.

@@ -161,7 +161,7 @@ _CAUSES = {
 CHANGES = (*dict.fromkeys(kind for kind, _ in _CAUSES.values()), "formation")
 """Kinds of changes."""
 _STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved", "layout")
-"""Events that name the first step of a generation, possibly written after it began."""
+"""Events that name the first step of a generation, written after the commit before, maybe in an evaluation."""
 
 
 def report_of(
@@ -254,6 +254,7 @@ class _Cutter:
         self._events, self._attempts, self._stalls = events, attempts, stalls
         self._now = 0.0
         self._ended: float | None = None
+        self._committed = 0.0
         self._open = 0
         self._evaluated, self._step = 0.0, 0
         self._share = _busy_share(attempts)
@@ -277,6 +278,7 @@ class _Cutter:
                 self._evaluated, self._step = _seconds(line, "time") + _seconds(line, "eval_seconds"), int(line["step"])
                 self._evaluate(limit)
             self._ended, self._open = self._now, len(self.spans)
+            self._committed = _seconds(generation.commits[-1], "time") if generation.commits else self._now
         self._tail(generation, limit, after)
 
     def _gap(self, generation: _Generation) -> None:
@@ -343,12 +345,11 @@ class _Cutter:
         explaining = [
             event
             for event in self._events
-            if _seconds(event, "time") >= self._ended
-            and (event["kind"] != "layout" or event.get("moves"))
+            if (event["kind"] != "layout" or event.get("moves"))
             and (
-                event.get("step") == generation.step
+                event.get("step") == generation.step and _seconds(event, "time") >= self._committed
                 if event["kind"] in _STEP_EVENTS
-                else _seconds(event, "time") <= until
+                else self._ended <= _seconds(event, "time") <= until
             )
         ]
         kinds = [str(event["kind"]) for event in explaining]

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from recycle import JobError
 from recycle.exec.election import Election, LeaderAddress, RoleLost
-from recycle.exec.etcd import EtcdClient, open_client
+from recycle.exec.etcd import EtcdClient, open_client, put
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, Progress, RunInfo, Verified
 from recycle.job.sections import MembershipSection
@@ -153,6 +154,13 @@ def test_register_comes_back_to_the_last_bit(run):
     leader.persist(Persist(later))
     assert repr(run.agent().register()) == repr((record, later))
     leader.resign()
+
+
+def test_description_by_another_version_is_refused(run):
+    client = run.client()
+    client.call("/kv/txn", {"success": [put(f"/recycle/{run.name}/run", msgspec.msgpack.encode({"name": "mine"}))]})
+    with pytest.raises(JobError, match=rf"/recycle/{run.name}/run was written by another version of recycle"):
+        run.agent().run()
 
 
 def test_outcome_stays_until_the_run_is_erased(run):

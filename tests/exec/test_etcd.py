@@ -53,6 +53,24 @@ def test_client_waits_for_a_killed_store_until_the_timeout(own_etcd):
     assert read(client, "/held") == "value"
 
 
+def test_json_of_another_server_is_not_an_answer():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = other.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"etcd://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(RunError, match="its answer is not etcd's"):
+            open_client(url, MembershipSection(store_timeout=0.1))
+        other.shutdown(socket.SHUT_RDWR)
+
+
 def test_member_that_hangs_is_left_for_another(etcd):
     """Its kernel takes connections and requests, and no process answers; clients start at either member."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:

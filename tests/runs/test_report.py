@@ -151,6 +151,17 @@ def test_parts_of_a_run():
             BEFORE,
             [("layout", 2, "another layout, without copies", {"planning": 0.4, "forming": 0.6})],
         ),
+        # The same, decided in the evaluation after step 1, which lasts until 13.3.
+        (
+            [METRICS[0], METRICS[1] | {"eval_loss": 1.0, "eval_seconds": 0.3}, line(2, 15.0, 2, began=14.0)],
+            [
+                EVENTS[0],
+                event(13.1, "layout", step=2, moves=True),
+                event(13.4, "generation", generation=2, step=2),
+            ],
+            BEFORE,
+            [("layout", 2, "another layout, without copies", {"planning": 0.1, "forming": 0.6})],
+        ),
         # A resume after step 1, whose optimizer step ended after its commit, repeats nothing.
         (
             [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
@@ -174,7 +185,17 @@ def test_parts_of_a_run():
             [("failure", 2, "1.1 no heartbeat for 2 s", {"planning": 0.5, "forming": 1.5})],
         ),
     ],
-    ids=["failure", "drain", "layout", "restore", "last evaluation", "layout without copies", "resume", "evaluation"],
+    ids=[
+        "failure",
+        "drain",
+        "layout",
+        "restore",
+        "last evaluation",
+        "layout without copies",
+        "layout in an evaluation",
+        "resume",
+        "evaluation",
+    ],
 )
 def test_costs_of_changes(metrics, events, attempts, expected):
     report = report_of(metrics, events, attempts)

@@ -24,7 +24,7 @@ from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_address import remove_address, run_key, write_address
+from recycle.exec.launch.run_address import remove_address, resume_command, run_key, write_address
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
@@ -92,6 +92,7 @@ def serve(
     processes_here = len(nodes[node]) * tensor_parallel
     require_open_files(processes_here, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
+    require_own(address)
     with contextlib.ExitStack() as closing:
         server = request.fork_server()
         closing.callback(server.close)
@@ -136,6 +137,19 @@ def own_address(endpoints: Endpoints) -> str:
         except OSError as error:
             reason = error.strerror
     raise RunError(f"{endpoints}: cannot be reached from this machine ({reason}); give --address")
+
+
+def require_own(address: str) -> None:
+    """Raise JobError unless this machine can listen on the address, as it must when it leads."""
+    try:
+        with contextlib.closing(socket.socket()) as probe:
+            probe.bind((address, 0))
+    except (OSError, UnicodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "not a host name"
+        raise JobError(
+            f"address {address}: this machine cannot listen on it ({reason}); give --address one by which the other"
+            " nodes reach this machine"
+        ) from None
 
 
 class _Agent:
@@ -225,7 +239,10 @@ class _Agent:
         path = self._directory.path
         if has_ended(path, self._job, self._request.steps):
             return ""
-        raise RunError(f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}")
+        raise RunError(
+            f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}, and continue"
+            f" with: {resume_command(path)}"
+        )
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:
@@ -268,6 +285,7 @@ class _Agent:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+            self._directory.forget_waiting()
         self._election.resign()
 
     def _lead_and_follow(self) -> None:

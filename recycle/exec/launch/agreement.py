@@ -24,6 +24,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.protocol import RunInfo
 from recycle.job.sections import MembershipSection
+from recycle.plans import schedule_hash
 
 
 def open_agreed_directory(
@@ -41,6 +42,8 @@ def open_agreed_directory(
         started=time.time(),
         resume=resume,
         transport=request.findings.transport,
+        schedule="" if request.schedule is None else schedule_hash(request.schedule),
+        script_restarts=request.script_restarts if request.command else None,
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
@@ -73,6 +76,8 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         ("another job file", own.job, info.job),
         ("another number of steps", own.steps, info.steps),
         ("other faults", own.faults, info.faults),
+        ("another --schedule", own.schedule, info.schedule),
+        ("another number of --restarts, or recycle's own trainer", own.script_restarts, info.script_restarts),
     ):
         if own_value != agreed:
             raise JobError(f"node {node}: run {run!r} has {difference}; give another --id")

@@ -21,7 +21,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.election import Election
 from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
 from recycle.exec.protocol import Drain, Drained, Refused
-from recycle.files import read_whole, write_whole
+from recycle.files import read_whole, write_if_changed
 from recycle.job import Job
 from recycle.runs.logs import ADDRESS, EVENTS, LineTail
 
@@ -43,7 +43,7 @@ class RunAddress(msgspec.Struct, frozen=True):
 
 
 def write_address(directory: Path, url: str, run: str) -> None:
-    write_whole(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
+    write_if_changed(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
 
 def remove_address(directory: Path) -> None:
@@ -112,7 +112,8 @@ def connect_to_run(directory: Path) -> Link:
     try:
         return connect_to(leader.host, leader.port, run_key(directory), answers)
     except (OSError, LinkClosed) as error:
-        raise RunError(f"{directory}: the agent that leads this run does not answer ({error})") from None
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise RunError(f"{directory}: the agent that leads this run does not answer ({reason})") from None
 
 
 def _ended_error(directory: Path) -> JobError:
@@ -163,7 +164,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
 
     Raises:
         JobError: the run or worker does not exist, the worker is dead already, or the worker must stay.
-        RunError: a worker died before it could leave.
+        RunError: a worker died before it could leave, or no agent leads the run any more.
     """
     link: Link | None = connect_to_run(directory)
     assert link is not None
@@ -173,18 +174,22 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
     with contextlib.suppress(OSError):  # asked again below, of the next leader
         link.send(Drain(target, seconds))
     waits, refused, died = set[str](), list[str](), list[str]()
-    is_told = False
+    is_told, answered = False, time.monotonic()
     while waits or not is_told:
         is_running = is_running_in(directory)
         try:
             answers = _answers(link)
         except LinkClosed:
             link, answers = None, []
-        if link is None and is_running:
-            with contextlib.suppress(RunError, JobError, OSError):  # until another agent leads
+        if link is not None:
+            answered = time.monotonic()
+        elif is_running:
+            try:
                 link = connect_to_run(directory)
                 for wanted in waits if is_told else [target]:
                     link.send(Drain(wanted, seconds))
+            except (RunError, JobError, OSError):
+                _require_leader_since(answered, directory)
         for answer in answers:
             if isinstance(answer, Drained) and is_told:
                 continue  # repeated after a change of leader
@@ -215,6 +220,14 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         raise JobError("; ".join(refused))
     if died:
         raise RunError("; ".join(died))
+
+
+def _require_leader_since(answered: float, directory: Path) -> None:
+    """Raise RunError if another agent had time to lead. Agents that were killed leave their address."""
+    limits = Job.of_run(directory).membership
+    longest = limits.lease + limits.store_timeout
+    if (directory / "run").is_file() and time.monotonic() - answered > longest:
+        raise RunError(f"{directory}: no agent has led this run for {longest:g} s; start its agents, then drain again")
 
 
 def _answers(link: Link | None) -> list[Drained | Refused]:

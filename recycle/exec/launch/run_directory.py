@@ -6,7 +6,7 @@ resumed run continues in its directory; files of another shape are moved to `ear
 directory on a shared file system: `run` holds the run's identity, and `key` the secret that authenticates the agents.
 
 **Full disks.** Lines that cannot be written are kept in memory and written once there is room. A file never holds a
-line twice, out of order, or joined to part of another. If several processes append to a file, no lines are kept.
+line twice, out of order, or joined to part of another. An agent that no longer leads forgets the lines that wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
 from recycle.exec.launch.run_address import LOCK, in_use_error, require_unused
 from recycle.exec.protocol import RunInfo
-from recycle.files import read_whole, require_text, write_whole
+from recycle.files import read_whole, require_text, write_if_changed, write_whole
 from recycle.job import Job
 from recycle.job.manifest import HUGGING_FACE, carried_files
 from recycle.runs.logs import EVENTS, TRACE, read_lines
@@ -40,26 +40,36 @@ LINE_BYTES = 1 << 20
 
 
 class LineLog:
-    """A log opened for appending; unless `shared`, an incomplete last line is removed. Raises OSError."""
+    """A log opened for appending, with whole lines only. Raises OSError.
+
+    Args:
+        shared: other processes may append to it; use it in `locked`.
+    """
 
     def __init__(self, path: Path, shared: bool = False) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._shared = shared
         self._waiting = b""
         if not shared:
-            os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
+            self._cut_last_line()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the log against other processes that share it."""
+        """Lock the log against other processes that share it, and remove what one that was killed wrote of a line."""
         if not self._shared:
             yield
             return
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
+            self._cut_last_line()
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _cut_last_line(self) -> None:
+        size = self._size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.ftruncate(self._descriptor, os.pread(self._descriptor, size, 0).rfind(b"\n") + 1)
 
     def append(self, line: str) -> str | None:
         """Append a line; return the reason if the line has to wait."""
@@ -69,14 +79,20 @@ class LineLog:
         return self.flush()
 
     def flush(self) -> str | None:
+        """Write the lines that wait; return the reason if there is no room for all."""
         while self._waiting:
+            begin, end, written = self._size, self._waiting.index(b"\n") + 1, 0
             try:
-                self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
+                while written < end:
+                    written += os.write(self._descriptor, self._waiting[written:end])
             except OSError as error:
-                if self._shared:
-                    self._waiting = b""
+                os.ftruncate(self._descriptor, begin)
                 return error.strerror
+            self._waiting = self._waiting[end:]
         return None
+
+    def forget_waiting(self) -> None:
+        self._waiting = b""
 
     @property
     def waiting(self) -> int:
@@ -156,11 +172,11 @@ class RunDirectory:
                 self._archive_earlier(earlier, job)
             for folder in (self.plans, self.logs):
                 folder.mkdir(exist_ok=True)
-            write_whole(self.path / "job.toml", job.to_toml())
+            write_if_changed(self.path / "job.toml", job.to_toml())
             if job.model.weights is not None:
                 self._copy_carried_files(Path(job.model.weights))
             if shared is not None:
-                write_whole(self.path / "run", f"{shared.identity}\n")
+                write_if_changed(self.path / "run", f"{shared.identity}\n")
             else:
                 (self.path / "run").unlink(missing_ok=True)  # a run of agents may continue without them
             self._point_latest_here()
@@ -248,7 +264,8 @@ class RunDirectory:
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         event = {"time": round(self.elapsed(), 6), "kind": kind, **details}
-        self._write("events.jsonl", self._events, event)
+        with self._events.locked():
+            self._write("events.jsonl", self._events, event)
         if not self._is_shared:
             self.events.append(event)
         return event
@@ -268,8 +285,15 @@ class RunDirectory:
     def warn_of_lost_lines(self) -> None:
         """Warn of the lines that still wait for room; call when the run has ended."""
         for name, log in (("metrics.jsonl", self._metrics), ("events.jsonl", self._events)):
-            if (reason := log.flush()) is not None and log.waiting:
+            with log.locked():
+                reason = log.flush()
+            if reason is not None and log.waiting:
                 self.warn(f"{self.path / name}: lacks the last {log.waiting} lines ({reason})")
+
+    def forget_waiting(self) -> None:
+        """Drop the lines that wait for room: from now on another agent may append."""
+        for log in (self._metrics, self._events):
+            log.forget_waiting()
 
     def close(self) -> None:
         """Close the files and release the lock."""
@@ -305,4 +329,8 @@ class _Line(msgspec.Struct):
 
 
 def _step(line: bytes) -> int:
-    return msgspec.json.decode(line, type=_Line).step
+    """The step of a metrics line; -1 if it is damaged."""
+    try:
+        return msgspec.json.decode(line, type=_Line).step
+    except msgspec.MsgspecError:
+        return -1

@@ -190,8 +190,10 @@ def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
 
 def transport_of(job: Job) -> type[TransportPlugin]:
     """The transport that `[membership] transport` selects here. Raises JobError if none fits the job."""
-    wanted = job.membership.transport
-    plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]
+    names = [job.membership.transport]
+    if names == ["auto"]:
+        names = [name for name in TRANSPORTS if name != "nccl" or computes_on_gpu(job)]
+    plugins = [transport_named(name) for name in names]
     refusals = [plugin.refusal(job) or _shards_refusal(plugin, job) for plugin in plugins]
     for plugin, refusal in zip(plugins, refusals, strict=True):
         if refusal is None:

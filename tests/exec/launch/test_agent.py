@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from recycle import Job, JobError, RunError
@@ -213,6 +214,10 @@ def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch):
         (("--node", "0", "--store", "tcp://here"), "--store: [membership] store: 'tcp://here' is not a store"),
         (("--node", "0", "--store", "etcd://10.9.8.7:1"), "reached over the network without a secret"),
         (("--node", "0", "--id", "a/b"), "--id a/b: write letters"),
+        (
+            ("--node", "0", "--store", "etcd://127.0.0.1:1", "--address", "192.0.2.1"),
+            "address 192.0.2.1: this machine cannot listen on it (Cannot assign requested address)",
+        ),
         (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
@@ -245,13 +250,23 @@ def test_agent_started_after_the_end_of_the_run_exits_at_once(tmp_path, monkeypa
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
 
 
-def test_agent_that_selects_another_transport_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("differs", "says"),
+    [
+        ({"transport": "nccl"}, "run 'mine' uses the transport nccl, this node selects gloo"),
+        ({"schedule": "other"}, "run 'mine' has another --schedule"),
+        ({"script_restarts": 0}, "run 'mine' has another number of --restarts, or recycle's own trainer"),
+    ],
+    ids=["transport", "schedule", "script"],
+)
+def test_agent_with_another_request_than_the_first_is_refused(differs, says, tmp_path):
     request = request_run(small(), planner=plan_for_training)
     request = replace(request, findings=Findings(transport="gloo"))
     digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
-    info = RunInfo(identity="", job=digest, steps=request.steps, faults=[], started=0.0, transport="nccl")
+    same = RunInfo(identity="", job=digest, steps=request.steps, faults=[], started=0.0, transport="gloo")
+    info = msgspec.structs.replace(same, **differs)
     election = SimpleNamespace(run=lambda: info)
-    with pytest.raises(JobError, match="node 1: run 'mine' uses the transport nccl, this node selects gloo"):
+    with pytest.raises(JobError, match=f"node 1: {says}"):
         open_agreed_directory(request, election, node=1, run="mine", path=tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
 

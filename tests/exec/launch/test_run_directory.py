@@ -1,23 +1,26 @@
 """The run directory, the link to the newest one, its logs on a disk that is full for a while, and the run's key."""
 
 import contextlib
+import json
 import os
 import resource
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from recycle import Job, JobError, Worker
+from recycle import Job, JobError, RecycleError, RunError, Worker
 from recycle.exec.launch import run_address, run_directory
 from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.exec.links import Link
-from recycle.exec.protocol import Drained, Refused
+from recycle.exec.protocol import Drained, Refused, RunInfo
 from recycle.runs.logs import append_iteration, log_path
+from tests.exec.runs import job
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
 
@@ -81,6 +84,22 @@ def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeyp
     ours.close()
 
 
+def test_drain_of_a_run_whose_agents_were_all_killed_ends(tmp_path, monkeypatch):
+    """They leave their address; here nobody listens on the port of their etcd."""
+    ours, of_leader = socket.socketpair()
+    of_leader.close()
+    links = [Link(ours, Drained | Refused)]
+    connect = run_address.connect_to_run
+    monkeypatch.setattr(run_address, "connect_to_run", lambda path: links.pop() if links else connect(path))
+    store = {"store": "etcd://127.0.0.1:1", "lease": 2, "store_timeout": 0.1}
+    (tmp_path / "job.toml").write_text(job(2, 1, 1, membership=store).to_toml())
+    (tmp_path / "run").touch()
+    write_address(tmp_path, store["store"], "mine")
+    with pytest.raises(RunError, match=r"no agent has led this run for 2\.1 s"):
+        run_address.drain(tmp_path, "1.0", None, print)
+    ours.close()
+
+
 # Logs: a limit on the size of files stands in for a full disk.
 
 
@@ -100,11 +119,42 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     assert log.append("first") is None
     with files_of_at_most(10):
         assert log.append("second") == "File too large"
-        assert path.read_text() == "first\nseco"
+        assert path.read_text() == "first\n"
         assert log.append("third") == "File too large"
     assert log.append("fourth") is None
     assert path.read_text() == "first\nsecond\nthird\nfourth\n"
     log.close()
+
+
+def test_agents_write_whole_lines_after_one_that_was_killed_or_had_no_room(tmp_path):
+    """One agent has the role; the next one appends after a line that the first one could not finish."""
+    path = tmp_path / "metrics.jsonl"
+    info = RunInfo(identity="mine", job="", steps=9, faults=[], started=time.time())
+    former, present = (RunDirectory(tmp_path, JOB, shared=info) for _ in range(2))
+    assert former.metric({"step": 0})
+    with files_of_at_most(path.stat().st_size + 4):
+        assert former.metric({"step": 1})
+        former.forget_waiting()
+        assert present.metric({"step": 2})
+    with path.open("a") as log:
+        log.write('{"st')
+    assert not present.has_metrics_of(1)
+    assert present.metric({"step": 3})
+    assert not former.metric({"step": 3})
+    former.close()
+    present.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 2, 3]
+
+
+def test_agent_that_starts_again_needs_no_room_on_the_disk(tmp_path):
+    info = RunInfo(identity="mine", job="", steps=9, faults=[], started=time.time())
+    RunDirectory(tmp_path, JOB, shared=info).close()
+    write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+    with files_of_at_most(0):
+        RunDirectory(tmp_path, JOB, shared=info).close()
+        write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+        with pytest.raises(RecycleError, match="cannot be written"):
+            write_address(tmp_path, "etcd://127.0.0.1:1", "another")
 
 
 def test_lines_that_are_lost_at_the_end_of_a_run_are_counted(tmp_path):

@@ -57,6 +57,19 @@ def test_weight_gradients_are_added_in_w_in_any_order():
         assert whole_stage.digests() == deferred_stage.digests() != host(whole_stage.index).digests()
 
 
+def test_names_of_a_shard_cover_all_that_its_steps_change():
+    """A layer begins in the first of two shards only; a worker that reads the checkpoint must get the same state."""
+    stage = EmulatedStage(job(2, 1, 1, model={"layers": 1}, train={"sharded_optimizer": True}), 0, FREE)
+    stage.layout.own([0, 1])
+    for shard in stage.layout.pieces.values():
+        before = [tensor.clone() for tensor in shard.state_tensors()]
+        stage.gradient_buffers()[0].fill_(1.0)
+        shard.step(0, 1.0)
+        named = [tensor.data_ptr() for tensor in shard.named_state(shard.state_tensors()).values()]
+        changed = [tensor for tensor, old in zip(shard.state_tensors(), before, strict=True) if not tensor.equal(old)]
+        assert {tensor.data_ptr() for tensor in changed} == set(named)
+
+
 def test_a_message_for_another_micro_batch_stage_or_step_is_refused():
     first, second = pipeline()
     activation = first.forward(MicroBatch(0, 0), None)
