@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from megatron.core import parallel_state
@@ -87,9 +87,14 @@ class Session:
         world: the groups of this process.
     """
 
+    _is_made: ClassVar = False
+
     def __init__(self, schedule: ScheduleSource | None = None) -> None:
         if SESSION not in os.environ:
             raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
+        if Session._is_made:
+            raise RunError("session(): this process has a session already; a script makes one")
+        Session._is_made = True
         self._is_in_script, self._own_schedule = True, schedule
         self._beats, self._failure = itertools.count(), ""
         atexit.register(self._end_failed)
@@ -150,7 +155,10 @@ class Session:
         return self._process.transport.device_state()
 
     def __enter__(self) -> Self:
-        self.world.join()
+        try:
+            self.world.join()
+        except RunError as error:
+            self._process.end(str(error), REFUSED)
         self.world.recover = self._recover
         is_split = self.world.tensor_parallel > 1
         share_random_generator(partial(seeded_apart, self._process.tensor_rank) if is_split else nullcontext)
@@ -162,12 +170,14 @@ class Session:
         if isinstance(error, RecycleError) and self._script is None:
             self._process.end(str(error), REFUSED)
         if error is not None and not isinstance(error, SystemExit):
-            self._failure = f"{type(error).__name__}: {first_line(error)}"
+            reason = first_line(error)
+            self._failure = f"{type(error).__name__}: {reason}".removesuffix(f": {type(error).__name__}")
         if error is not None or self._script is None:
             return
         if not self.is_finished():
             raise RunError(
-                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
+                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}; to end"
+                " early, call session.stop() and go on with the loop"
             )
         self._advance((self.job.train.steps, _REDUCED))
         self._process.finish(self._stages)
@@ -200,12 +210,15 @@ class Session:
                 job.
             ScheduleError: the session's schedule does not fit the job, or does not pass `check`.
         """
+        if self._script is not None:
+            raise RunError("session.attach: the session has a model already; call it once, with all chunks in a list")
         self._require_grid()
         schedule = self._checked_schedule()
-        if not 0 <= step < self.job.train.steps:
+        models = list(model) if isinstance(model, Sequence) else [model]
+        _require_kinds(models, optimizer, others, data)
+        if not isinstance(step, int) or not 0 <= step < self.job.train.steps:
             raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
         process = self._process
-        models = list(model) if isinstance(model, Sequence) else [model]
         self._script = Script(self.job, self.world, models, optimizer, others, data)
         self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
         hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
@@ -250,6 +263,8 @@ class Session:
             iteration is repeated, the list changes in place.
         """
         script = self._require_script()
+        if self.world.is_alone or self._at >= (self.step, _REDUCED):
+            raise RunError(f"step {self.step}: call session.forward_backward once in each iteration of session.steps()")
         script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
         script.results = []
         self._advance((self.step, _REDUCED))
@@ -265,6 +280,8 @@ class Session:
         script = self._require_script()
         if self._at < (self.step, _REDUCED):
             raise RunError(f"step {self.step}: the script called optimizer_step before forward_backward")
+        if self._at >= (self.step, _STEPPED):
+            raise RunError(f"step {self.step}: call session.optimizer_step once in each iteration of session.steps()")
         self._advance((self.step, _STEPPED))
         success, norm, zeros = script.stepped
         return success, norm, zeros
@@ -285,7 +302,8 @@ class Session:
         """
         script, results = self._require_script(), list[Any]()
         if self.world.is_alone or self._at[1] == _REDUCED:
-            raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
+            moments = "before forward_backward, after optimizer_step, or after the loop"
+            raise RunError(f"session.evaluate: call it in the loop over session.steps() {moments}")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
         def run(peers: Peers) -> None:
@@ -401,6 +419,8 @@ class Session:
         return schedule.dumps()
 
     def _require_grid(self) -> None:
+        if not parallel_state.model_parallel_is_initialized():
+            raise RunError("parallel_state is not initialized; call initialize_model_parallel before session.attach")
         size_of = {
             kind: getattr(parallel_state, f"get_{kind}_parallel_world_size")()
             for kind in ("context", "tensor_model", "expert_model", "expert_tensor")
@@ -427,6 +447,19 @@ class Session:
                 f"parallel_state places this process at replica {place.pipeline} and pipeline rank {place.rank}, and it"
                 f" is worker {self.worker}; use Megatron's default order of ranks"
             )
+
+
+def _require_kinds(models: Sequence[Any], optimizer: Any, others: Sequence[Any], data: Any) -> None:
+    if not models or any(getattr(model, "ddp_config", None) is None for model in models):
+        raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
+    for part in (optimizer, *others):
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise RunError(
+                f"session.attach: {part!r:.100} has no state_dict and load_state_dict; pass the optimizer, and objects"
+                " whose state a returning process copies"
+            )
+    if not callable(data):
+        raise RunError("data: is not a function; pass one that returns an iterator for the number of a pipeline")
 
 
 class _SessionHook(IterationHook):
