@@ -107,8 +107,9 @@ class Forming(Membership):
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
-            last, cause = max(lost.items())
-            ended = f"{last}, {self._with_reason(last, cause)}"
+            holders = [worker for worker in lost if self.lost_unit({*self.holders, worker}) != unit]
+            last = max(holders or lost)
+            ended = f"{last}, {self._with_reason(last, lost[last])}"
             committed = self.record.committed
             moment = f"after step {committed}" if committed >= 0 else "before the first step"
             raise StageLost(f"{unit} no live host left {moment}: its parameters are lost with worker {ended}")

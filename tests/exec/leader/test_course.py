@@ -130,6 +130,15 @@ def test_run_fails_when_too_few_workers_are_left():
     assert raised.value.code == "stage-lost"
 
 
+def test_the_loss_of_a_stage_is_told_with_a_worker_that_held_it():
+    driver = begun()
+    driver.start_and_form()
+    for worker in (Worker(0, 0), Worker(1, 0), Worker(1, 1)):
+        driver.end(worker, KILLED)
+    with pytest.raises(RunError, match=r"stage 0 has no live host left .* lost with worker 1\.0"):
+        driver.count_time(2)
+
+
 def test_nodes_that_may_return_are_waited_for_until_a_deadline():
     driver = begun(restarts=1)
     driver.checkpoint = STORED
