@@ -24,7 +24,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.profile.executed import executed
-from recycle.exec.protocol import STAGE_LOST, Commit, EndAsked, GenerationRecord
+from recycle.exec.protocol import STAGE_LOST, Commit, EndAsked, FinalState, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
 from recycle.exec.worker.specification import REFUSED, SESSION
@@ -97,7 +97,8 @@ class Session:
         Session._is_made = True
         self._is_in_script, self._own_schedule = True, schedule
         self._beats, self._failure = itertools.count(), ""
-        atexit.register(self._end_failed)
+        self._final: FinalState | None = None
+        atexit.register(self._end)
         self._process = Participant(os.environ[SESSION], self._device_state)
         self.job, self.worker = self._process.job, self._process.worker
         shape = self.job.shape
@@ -170,8 +171,7 @@ class Session:
         if isinstance(error, RecycleError) and self._script is None:
             self._process.end(str(error), REFUSED)
         if error is not None and not isinstance(error, SystemExit):
-            reason = first_line(error)
-            self._failure = f"{type(error).__name__}: {reason}".removesuffix(f": {type(error).__name__}")
+            self._failure = _described(error)
         if error is not None or self._script is None:
             return
         if not self.is_finished():
@@ -180,15 +180,24 @@ class Session:
                 " early, call session.stop() and go on with the loop"
             )
         self._advance((self.job.train.steps, _REDUCED))
-        self._process.finish(self._stages)
+        self._final = self._process.final_state(self._stages)
 
-    def _end_failed(self) -> None:
-        """End the process before Python deletes its objects, if the script has failed: heartbeats would stop first."""
-        atexit.unregister(self._end_failed)
+    def _end(self) -> None:
+        """Tell the leader that the script has ended, which then ends the processes.
+
+        If the script has failed, end the process before Python deletes its objects: heartbeats would stop first.
+        """
+        atexit.unregister(self._end)
+        error = getattr(sys, "last_value", None)
+        if self._final is not None and isinstance(error, Exception):  # after the session
+            self._failure = _described(error)
         if self._failure:
             atexit._run_exitfuncs()  # noqa: SLF001  (the others)
             sys.stdout.flush()
             self._process.end(self._failure, 1)
+        if self._final is not None:
+            with suppress(RunError):  # the agent is gone
+                self._process.member.send(self._final)
 
     # What the script calls.
 
@@ -363,7 +372,7 @@ class Session:
                 while self._at < target and not self._is_over:
                     self._take(next(self._pauses))
             except StopIteration as end:
-                self._end(end)
+                self._leave(end)
 
     @contextmanager
     def _outside_script(self) -> Iterator[None]:
@@ -375,7 +384,7 @@ class Session:
         finally:
             self._is_in_script, self.world.recover = True, self._recover
 
-    def _end(self, end: StopIteration) -> None:
+    def _leave(self, end: StopIteration) -> None:
         """The main loop has ended, after the last step or because this process leaves the run."""
         self._is_over = True
         if not end.value:
@@ -396,7 +405,7 @@ class Session:
                 try:
                     self._take(self._pauses.throw(error))
                 except StopIteration as end:
-                    self._end(end)
+                    self._leave(end)
                     raise RunError("the run has ended before the script") from None
         self._at = min(self._at, (target[0], -1)) if self.world.peers is None else self._at
         self._advance(target)
@@ -447,6 +456,11 @@ class Session:
                 f"parallel_state places this process at replica {place.pipeline} and pipeline rank {place.rank}, and it"
                 f" is worker {self.worker}; use Megatron's default order of ranks"
             )
+
+
+def _described(error: BaseException) -> str:
+    name, reason = type(error).__name__, first_line(error)
+    return name if reason == name else f"{name}: {reason}"
 
 
 def _require_kinds(models: Sequence[Any], optimizer: Any, others: Sequence[Any], data: Any) -> None:

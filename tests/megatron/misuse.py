@@ -1,6 +1,7 @@
-"""A script that calls its session wrongly, prints what is refused, and trains nevertheless."""
+"""A script that calls its session wrongly, prints what is refused, trains nevertheless, and does more afterwards."""
 
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from recycle.megatron.without_gpu import without_gpu
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron_loop"))
 from train import ROWS, SEQUENCE, build_model, forward_step, micro_batches
 
+LONGER_THAN_DEAD_AFTER = 5.0
 SIZES = {"seq_length": SEQUENCE, "micro_batch_size": ROWS}
 
 
@@ -60,6 +62,8 @@ def main():
             session.optimizer_step()
             refused("a second step", session.optimizer_step)
             session.stop()
+    time.sleep(LONGER_THAN_DEAD_AFTER)
+    print("ended", flush=True)
 
 
 if __name__ == "__main__":
