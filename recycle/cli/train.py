@@ -196,6 +196,7 @@ def train_here(
                 command=command,
                 script_restarts=script_restarts,
             )
+            code = TERMINATED if stop.is_set() else 0  # 0 if the user's script has ended the run
         except KeyboardInterrupt:
             moment = f"after step {lines.last}" if lines.last >= 0 else "before the first step"
             print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
@@ -205,7 +206,7 @@ def train_here(
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
         print_line(f"stopped after step {last}; resume with: {again}" if last >= 0 else "stopped before the first step")
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(code)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")

@@ -21,7 +21,7 @@ from megatron.core.pipeline_parallel.schedules import (
     get_tensor_shapes,
 )
 
-from recycle.errors import ScheduleWarning
+from recycle.errors import RunError, ScheduleWarning
 from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
 from recycle.exec.model.other_layers import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
@@ -165,6 +165,12 @@ class ModelChunk:
         call.tokens += tokens
         if kept:
             call.kept[micro_batch] = kept
+        if activation is not None and not call.forward_only and not getattr(output, "requires_grad", False):
+            what = "loss" if self._is_last else "output"
+            raise RunError(
+                f"{self._stage}F{micro_batch}: the {what} of the forward step has no gradient; return a tensor that"
+                " depends on the model's output, not detached"
+            )
         sent: torch.Tensor | None = None if self._is_last else output.detach()
         if self._is_last and not call.forward_only:
             call.losses[micro_batch] = output.detach()

@@ -24,12 +24,12 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from megatron.core import parallel_state
@@ -42,7 +42,7 @@ from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.profile.executed import executed
-from recycle.exec.protocol import STAGE_LOST, Commit, EndAsked, GenerationRecord
+from recycle.exec.protocol import STAGE_LOST, Commit, EndAsked, FinalState, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
 from recycle.exec.worker.specification import REFUSED, SESSION
@@ -87,12 +87,18 @@ class Session:
         world: the groups of this process.
     """
 
+    _is_made: ClassVar = False
+
     def __init__(self, schedule: ScheduleSource | None = None) -> None:
         if SESSION not in os.environ:
             raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
+        if Session._is_made:
+            raise RunError("session(): this process has a session already; a script makes one")
+        Session._is_made = True
         self._is_in_script, self._own_schedule = True, schedule
         self._beats, self._failure = itertools.count(), ""
-        atexit.register(self._end_failed)
+        self._final: FinalState | None = None
+        atexit.register(self._end)
         self._process = Participant(os.environ[SESSION], self._device_state)
         self.job, self.worker = self._process.job, self._process.worker
         shape = self.job.shape
@@ -150,7 +156,10 @@ class Session:
         return self._process.transport.device_state()
 
     def __enter__(self) -> Self:
-        self.world.join()
+        try:
+            self.world.join()
+        except RunError as error:
+            self._process.end(str(error), REFUSED)
         self.world.recover = self._recover
         is_split = self.world.tensor_parallel > 1
         share_random_generator(partial(seeded_apart, self._process.tensor_rank) if is_split else nullcontext)
@@ -162,23 +171,33 @@ class Session:
         if isinstance(error, RecycleError) and self._script is None:
             self._process.end(str(error), REFUSED)
         if error is not None and not isinstance(error, SystemExit):
-            self._failure = f"{type(error).__name__}: {first_line(error)}"
+            self._failure = _described(error)
         if error is not None or self._script is None:
             return
         if not self.is_finished():
             raise RunError(
-                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
+                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}; to end"
+                " early, call session.stop() and go on with the loop"
             )
         self._advance((self.job.train.steps, _REDUCED))
-        self._process.finish(self._stages)
+        self._final = self._process.final_state(self._stages)
 
-    def _end_failed(self) -> None:
-        """End the process before Python deletes its objects, if the script has failed: heartbeats would stop first."""
-        atexit.unregister(self._end_failed)
+    def _end(self) -> None:
+        """Tell the leader that the script has ended, which then ends the processes.
+
+        If the script has failed, end the process before Python deletes its objects: heartbeats would stop first.
+        """
+        atexit.unregister(self._end)
+        error = getattr(sys, "last_value", None)
+        if self._final is not None and isinstance(error, Exception):  # after the session
+            self._failure = _described(error)
         if self._failure:
             atexit._run_exitfuncs()  # noqa: SLF001  (the others)
             sys.stdout.flush()
             self._process.end(self._failure, 1)
+        if self._final is not None:
+            with suppress(RunError):  # the agent is gone
+                self._process.member.send(self._final)
 
     # What the script calls.
 
@@ -200,12 +219,15 @@ class Session:
                 job.
             ScheduleError: the session's schedule does not fit the job, or does not pass `check`.
         """
+        if self._script is not None:
+            raise RunError("session.attach: the session has a model already; call it once, with all chunks in a list")
         self._require_grid()
         schedule = self._checked_schedule()
-        if not 0 <= step < self.job.train.steps:
+        models = list(model) if isinstance(model, Sequence) else [model]
+        _require_kinds(models, optimizer, others, data)
+        if not isinstance(step, int) or not 0 <= step < self.job.train.steps:
             raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
         process = self._process
-        models = list(model) if isinstance(model, Sequence) else [model]
         self._script = Script(self.job, self.world, models, optimizer, others, data)
         self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
         hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
@@ -250,6 +272,8 @@ class Session:
             iteration is repeated, the list changes in place.
         """
         script = self._require_script()
+        if self.world.is_alone or self._at >= (self.step, _REDUCED):
+            raise RunError(f"step {self.step}: call session.forward_backward once in each iteration of session.steps()")
         script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
         script.results = []
         self._advance((self.step, _REDUCED))
@@ -265,6 +289,8 @@ class Session:
         script = self._require_script()
         if self._at < (self.step, _REDUCED):
             raise RunError(f"step {self.step}: the script called optimizer_step before forward_backward")
+        if self._at >= (self.step, _STEPPED):
+            raise RunError(f"step {self.step}: call session.optimizer_step once in each iteration of session.steps()")
         self._advance((self.step, _STEPPED))
         success, norm, zeros = script.stepped
         return success, norm, zeros
@@ -285,7 +311,8 @@ class Session:
         """
         script, results = self._require_script(), list[Any]()
         if self.world.is_alone or self._at[1] == _REDUCED:
-            raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
+            moments = "before forward_backward, after optimizer_step, or after the loop"
+            raise RunError(f"session.evaluate: call it in the loop over session.steps() {moments}")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
         def run(peers: Peers) -> None:
@@ -345,7 +372,7 @@ class Session:
                 while self._at < target and not self._is_over:
                     self._take(next(self._pauses))
             except StopIteration as end:
-                self._end(end)
+                self._leave(end)
 
     @contextmanager
     def _outside_script(self) -> Iterator[None]:
@@ -357,7 +384,7 @@ class Session:
         finally:
             self._is_in_script, self.world.recover = True, self._recover
 
-    def _end(self, end: StopIteration) -> None:
+    def _leave(self, end: StopIteration) -> None:
         """The main loop has ended, after the last step or because this process leaves the run."""
         self._is_over = True
         if not end.value:
@@ -378,7 +405,7 @@ class Session:
                 try:
                     self._take(self._pauses.throw(error))
                 except StopIteration as end:
-                    self._end(end)
+                    self._leave(end)
                     raise RunError("the run has ended before the script") from None
         self._at = min(self._at, (target[0], -1)) if self.world.peers is None else self._at
         self._advance(target)
@@ -401,6 +428,8 @@ class Session:
         return schedule.dumps()
 
     def _require_grid(self) -> None:
+        if not parallel_state.model_parallel_is_initialized():
+            raise RunError("parallel_state is not initialized; call initialize_model_parallel before session.attach")
         size_of = {
             kind: getattr(parallel_state, f"get_{kind}_parallel_world_size")()
             for kind in ("context", "tensor_model", "expert_model", "expert_tensor")
@@ -427,6 +456,24 @@ class Session:
                 f"parallel_state places this process at replica {place.pipeline} and pipeline rank {place.rank}, and it"
                 f" is worker {self.worker}; use Megatron's default order of ranks"
             )
+
+
+def _described(error: BaseException) -> str:
+    name, reason = type(error).__name__, first_line(error)
+    return name if reason == name else f"{name}: {reason}"
+
+
+def _require_kinds(models: Sequence[Any], optimizer: Any, others: Sequence[Any], data: Any) -> None:
+    if not models or any(getattr(model, "ddp_config", None) is None for model in models):
+        raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
+    for part in (optimizer, *others):
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise RunError(
+                f"session.attach: {part!r:.100} has no state_dict and load_state_dict; pass the optimizer, and objects"
+                " whose state a returning process copies"
+            )
+    if not callable(data):
+        raise RunError("data: is not a function; pass one that returns an iterator for the number of a pipeline")
 
 
 class _SessionHook(IterationHook):

@@ -161,9 +161,7 @@ class Script:
                 "config.moe_router_load_balancing_type: global_aux_loss sums over workers in a forward; use aux_loss"
             )
         for model in self.models:
-            ddp = getattr(model, "ddp_config", None)
-            if ddp is None:
-                raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
+            ddp = model.ddp_config
             if ddp.use_distributed_optimizer and ddp.num_distributed_optimizer_instances == 1:
                 raise RunError(
                     "DistributedDataParallelConfig.num_distributed_optimizer_instances = 1: each part of the"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.train import end_at_termination, print_line, unused_directory
+from recycle.exec.launch import launcher
 from recycle.job import Job, price
 from recycle.job.manifest import manifest_content, manifest_text
 from recycle.runs.logs import read_lines
@@ -284,3 +285,9 @@ def test_error_of_a_custom_loss_is_in_the_last_line(command):
     assert outcome.err.count("\n") == 1
     assert outcome.err.startswith("recycle: stage 0 has no live host left")
     assert "ended with exit code 1 (TypeError: function() takes 1 positional argument but 2 were given)" in outcome.err
+
+
+def test_a_script_that_ends_its_run_early_ends_it_with_exit_code_0(command, monkeypatch):
+    early = launcher.RunResult([], [], {}, Path("run"), ended_early=True)
+    monkeypatch.setattr(launcher, "train", lambda *_, **__: early)
+    assert command("agent job.toml -- python loop.py").status == 0

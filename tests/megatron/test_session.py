@@ -35,6 +35,7 @@ pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS, MICRO_BATCHES = 6, 2
+MISUSE = Path(__file__).with_name("misuse.py")
 PRETRAIN = {"script": SCRIPT.with_name("pretrain.py"), "steps": STEPS + 1}
 EXPERTS = "--layers=mixtral", "--sequence-parallel", "--expert-parallel"
 
@@ -396,3 +397,24 @@ def test_a_process_without_an_agent_has_no_session():
 
     with pytest.raises(RunError, match="start the script with: recycle agent JOB -- python SCRIPT"):
         session()
+
+
+def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
+    result = survive(job(pipelines=1), script=MISUSE)
+    assert result.ended_early  # by the script
+    assert len(result.losses) in (1, 2)
+    log = (result.directory / "logs" / "0.0.log").read_text()
+    assert log.count("refused:") == 11 + 2 * len(result.losses), log
+    assert log.endswith("ended\n")  # what follows the session is not cut off
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        ("--initialized", JobError, "remove init_process_group"),
+        ("--detached", RunError, "1F0.0: the loss of the forward step has no gradient"),
+    ],
+)
+def test_a_script_is_told_what_it_does_wrong(survive, option, error, message):
+    with pytest.raises(error, match=message):
+        survive(job(pipelines=1), option, script=MISUSE)

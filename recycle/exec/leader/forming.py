@@ -103,17 +103,18 @@ class Forming(Membership):
         self.end_generation()
         for worker, cause in sorted(lost.items()):  # after the barrier: a leader without the role kills no worker
             self.kill(worker)
-            self.log_detected(worker, self._with_reason(worker, cause))
+            self.log_detected(worker, self.with_reason(worker, cause))
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
-            last, cause = max(lost.items())
-            ended = f"{last}, {self._with_reason(last, cause)}"
+            holders = [worker for worker in lost if self.lost_unit({*self.holders, worker}) != unit]
+            last = max(holders or lost)
+            ended = f"{last}, {self.with_reason(last, lost[last])}"
             committed = self.record.committed
             moment = f"after step {committed}" if committed >= 0 else "before the first step"
             raise StageLost(f"{unit} no live host left {moment}: its parameters are lost with worker {ended}")
 
-    def _with_reason(self, worker: Worker, cause: str) -> str:
+    def with_reason(self, worker: Worker, cause: str) -> str:
         """Add the last line of the log to the cause of a process that ended by itself."""
         line = self.processes[worker].lines.rpartition(LINE_SEPARATOR)[2] if cause.startswith("ended") else ""
         return f"{cause} ({line.rpartition(' ends: ')[2]})" if line else cause

@@ -366,7 +366,7 @@ class Leader(Generations):
     def _fails_alike(self) -> bool:
         """Whether several processes of a script have ended with one error, before they committed an iteration."""
         ended = [(worker, process.how, process.at) for worker, process in self.processes.items() if process.how]
-        ends = [self._with_reason(worker, how) for worker, how, _ in ended if not how.endswith(f" {STAGE_LOST}")]
+        ends = [self.with_reason(worker, how) for worker, how, _ in ended if not how.endswith(f" {STAGE_LOST}")]
         is_first = {at for *_, at in ended} == {self.record.committed}
         return is_first and len(ends) > 1 and len(set(ends)) == 1 and ends[0].startswith("ended")
 
@@ -467,7 +467,10 @@ class Leader(Generations):
             if (cause := self.processes[worker].how or lost.get(worker)) is not None:
                 self.kill(worker)
                 self.live.discard(worker)
+                cause = self.with_reason(worker, cause)
                 self.log_detected(worker, cause, step=self.record.committed, over=True)
+                if self.run.is_script and not self.live:
+                    raise RunError(f"after the last step the script has failed in all workers: worker {worker} {cause}")
         if waits & self.live:
             return None
         return {

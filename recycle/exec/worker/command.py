@@ -72,7 +72,7 @@ def run_to_the_end(arguments: Sequence[str]) -> NoReturn:
         while at is not None and at.tb_frame.f_code.co_filename in own:
             at = at.tb_next
         traceback.print_exception(type(error), error, at)
-        code = 1
+        code, sys.last_value = 1, error
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
     sys.exit(code)

@@ -150,11 +150,11 @@ class Participant:
             tensor_group=tensor_group,
         )
 
-    def finish(self, hosted: LocalStages) -> None:
-        """Send the digests of the final states."""
+    def final_state(self, hosted: LocalStages) -> FinalState:
+        """The last message of a process: the digests of its states."""
         self.member.progress.begin_operation("digest")
         digests = {number: text for stage in hosted.stages.values() for number, text in stage.digests().items()}
-        self.member.send(FinalState(digests))
+        return FinalState(digests)
 
 
 def run_worker(text: str) -> None:
@@ -217,7 +217,7 @@ def run_worker(text: str) -> None:
         for hook in hooks:
             hook.close()
         if is_finished:
-            process.finish(hosted)
+            member.send(process.final_state(hosted))
     except RunError as error:
         process.end(str(error))
 

@@ -13,7 +13,17 @@ from recycle.exec.leader.actions import (
     StoredCheckpoint,
 )
 from recycle.exec.leader.state import Phase
-from recycle.exec.protocol import REFUSED_THE_JOB, STAGE_LOST, Commit, FinalState, Saved, SavedPart, Start
+from recycle.exec.protocol import (
+    REFUSED_THE_JOB,
+    STAGE_LOST,
+    Commit,
+    EvaluationReport,
+    FinalState,
+    Saved,
+    SavedPart,
+    Start,
+    StepReport,
+)
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 
@@ -130,6 +140,15 @@ def test_run_fails_when_too_few_workers_are_left():
     assert raised.value.code == "stage-lost"
 
 
+def test_the_loss_of_a_stage_is_told_with_a_worker_that_held_it():
+    driver = begun()
+    driver.start_and_form()
+    for worker in (Worker(0, 0), Worker(1, 0), Worker(1, 1)):
+        driver.end(worker, KILLED)
+    with pytest.raises(RunError, match=r"stage 0 has no live host left .* lost with worker 1\.0"):
+        driver.count_time(2)
+
+
 def test_nodes_that_may_return_are_waited_for_until_a_deadline():
     driver = begun(restarts=1)
     driver.checkpoint = STORED
@@ -196,8 +215,8 @@ def test_restore_waits_for_a_checkpoint_in_completion():
 ENDING = {"heartbeat": 0.5, "dead_after": 2.0, "hung_after": 2.0, "hung_factor": 1.0, "grace": 8.0}
 
 
-def running(steps=1, **sections) -> LeaderDriver:
-    driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps)
+def running(steps=1, run=None, **sections) -> LeaderDriver:
+    driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps, **run or {})
     driver.start_and_form()
     return driver
 
@@ -230,6 +249,19 @@ def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run():
     assert driver.detected == [("0.0", KILLED), ("1.1", "no progress for 9 s in form")]
     assert [event["over"] for event in driver.events("detected")] == [True, True]
     assert [finish.digests for finish in driver.of_kind(Finish)] == [{"0.1": {1: "same"}, "1.0": {0: "same"}}]
+
+
+def test_a_script_that_fails_in_all_workers_after_the_last_step_fails_the_run():
+    driver = running(run={"script_restarts": 0})
+    driver.report()
+    for name in driver.record.live:
+        driver.say(name, StepReport(0, EvaluationReport([], [])))
+    driver.tick()
+    assert driver.phase is Phase.FINISHED
+    for name in driver.record.live:
+        driver.end(Worker.parse(name), "ended with exit code 1", "ValueError: 5")
+    with pytest.raises(RunError, match=r"worker 1\.1 ended with exit code 1 \(ValueError: 5\)"):
+        driver.tick()
 
 
 def test_final_states_that_differ_are_an_event():

@@ -1,0 +1,71 @@
+"""A script that calls its session wrongly, prints what is refused, trains nevertheless, and does more afterwards."""
+
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+import recycle.megatron
+from recycle import RunError
+from recycle.megatron.without_gpu import without_gpu
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron_loop"))
+from train import ROWS, SEQUENCE, build_model, forward_step, micro_batches
+
+LONGER_THAN_DEAD_AFTER = 5.0
+SIZES = {"seq_length": SEQUENCE, "micro_batch_size": ROWS}
+
+
+def refused(what, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except RunError:
+        print("refused:", what, flush=True)
+
+
+def detached(data, model):
+    output, loss_of = forward_step(data, model)
+    return output, lambda losses: tuple(part.detach() for part in loss_of(losses))
+
+
+def main():
+    torch.manual_seed(1)
+    if "--initialized" in sys.argv:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    with recycle.megatron.session() as session:
+        refused("a second session", recycle.megatron.session)
+        refused("no parallel_state", session.attach, [], None, data=None)
+        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+        model = build_model(Namespace(pipeline=2, chunks=1))
+        optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), model)
+
+        def data(pipeline):
+            return micro_batches(session.step, session.job.shape.micro_batches, pipeline)
+
+        refused("no model", session.attach, [], optimizer, data=data)
+        refused("a model without DDP", session.attach, optimizer, model, data=data)
+        refused("no optimizer", session.attach, model, None, data=data)
+        refused("an object without a state", session.attach, model, optimizer, 5, data=data)
+        refused("an iterator", session.attach, model, optimizer, data=data(0))
+        refused("a step that is no number", session.attach, model, optimizer, data=data, step=1.0)
+        session.attach(model, optimizer, data=data)
+        refused("a second model", session.attach, model, optimizer, data=data)
+        refused("a forward before the loop", session.forward_backward, forward_step, **SIZES)
+        refused("an evaluation before the loop", session.evaluate, forward_step, data=data, **SIZES)
+        for _ in session.steps():
+            session.forward_backward(detached if "--detached" in sys.argv else forward_step, **SIZES)
+            refused("a second forward", session.forward_backward, forward_step, **SIZES)
+            session.optimizer_step()
+            refused("a second step", session.optimizer_step)
+            session.stop()
+    time.sleep(LONGER_THAN_DEAD_AFTER)
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    with without_gpu():
+        main()
