@@ -22,8 +22,10 @@ from tests.viz.browser.page import served
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.export import export
+from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 from viz.numbers import short
+from viz.pages import bench, panels
 from viz.pages.validate_page import MAX_BYTES
 from viz.scenario import Scenario
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
@@ -255,6 +257,22 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.wait_for_selector("#headline:has-text('period 11')")
     drawn(page, "schedules-0", "schedules-1")
     assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
+
+
+def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explained_late(entry: TimedLanes, context: TimelineContext, request: Any) -> Any:
+        time.sleep(0.6 if context.timeline.makespan == 9 else 0)
+        return panels.explained(entry, context, request)
+
+    monkeypatch.setitem(bench.PANELS, "explain", explained_late)
+    page = journey(address + "/?pages=schedules&panel=explain")
+    with page.expect_response(lambda answer: "bench-explain" in (answer.request.post_data or "")):
+        drawn(page, "schedules-0", "schedules-1")
+        page.wait_for_timeout(300)
+        page.evaluate("() => recycle.use(recycle.views.get('schedules-1'))")
+        page.wait_for_selector("text=over the makespan of 11;")
+    page.wait_for_load_state("networkidle")
+    assert page.locator("text=over the makespan of 9;").count() == 0
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:
