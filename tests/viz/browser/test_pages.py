@@ -25,9 +25,9 @@ from viz.export import export
 from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 from viz.numbers import short
-from viz.pages import bench, panels
+from viz.pages import bench, editing, panels
 from viz.pages.validate_page import MAX_BYTES
-from viz.scenario import Scenario
+from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import WhatIf
 
@@ -201,6 +201,10 @@ def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str)
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.table.failed) === '0,3'")
     page.evaluate("() => recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
     page.wait_for_function("() => /fail=0.0(&|$)/.test(location.search)")
+    page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
+    span = page.evaluate("() => recycle.views.get('plans-all').ghost.span")
+    page.fill(".retime [data-field=F] input[type=text]", "4")
+    page.wait_for_function("span => recycle.views.get('plans-all').ghost.span > span + 3", arg=span)
 
 
 def test_a_hostile_file_is_shown_as_text_and_a_large_one_is_not_sent(
@@ -273,6 +277,36 @@ def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monk
         page.wait_for_selector("text=over the makespan of 11;")
     page.wait_for_load_state("networkidle")
     assert page.locator("text=over the makespan of 9;").count() == 0
+
+
+def test_quick_edits_follow_each_other(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("viz.pages.editing.move", lambda *edit, move=editing.move: (time.sleep(0.3), move(*edit))[1])
+    page = journey(address + "/?pages=schedules")
+    drawn(page, "schedules-0", "schedules-1")
+    first = "(() => { const { table } = recycle.views.get('schedules-0'); return table.instruction(0); })()"
+    page.evaluate("() => { const view = recycle.views.get('schedules-0'); recycle.use(view); view.select(0); }")
+    assert page.evaluate(first) == "0F0.0"
+    for key in (">", ">", "Z"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => recycle.views.get('schedules-0').status.textContent === 'undone'")
+    assert page.evaluate("() => recycle.views.get('schedules-0').edits.length") == 1
+    assert page.evaluate(first) == "0F0.1"
+
+
+def test_lanes_have_the_times_of_the_newest_scenario(
+    journey: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def under_late(model: PageModel, lanes: str, scenario: Scenario, under: Any = PageModel.under) -> Any:
+        time.sleep(0.6 if scenario.times == "F=2" else 0)
+        return under(model, lanes, scenario)
+
+    monkeypatch.setattr("viz.scenario.PageModel.under", under_late)
+    page = journey(address + "/?pages=schedules&panel=scenario&times=F%3D2")
+    page.wait_for_selector(".retime [data-field=F] input[type=text]")
+    page.fill(".retime [data-field=F] input[type=text]", "3")  # before the lanes have come
+    drawn(page, "schedules-0", "schedules-1")
+    page.wait_for_function("() => recycle.views.get('schedules-0').table.span === 15")
+    page.wait_for_selector("#headline:has-text('period 15')")
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:

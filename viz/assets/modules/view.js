@@ -14,7 +14,7 @@ import { lastShown, sizeCanvas, state, views, whenChanged } from "viz/page.js";
 import { pointerMethods } from "viz/pointer.js";
 import { Raster, colourWord } from "viz/raster.js";
 import { Rows, nextGrouping } from "viz/rows.js";
-import { addressUnder, fitSpans } from "viz/scenario.js";
+import { addressUnder, apply, fitSpans, version } from "viz/scenario.js";
 import { selectionMethods } from "viz/selection.js";
 import { drawDeltas, drawMemory } from "viz/strips.js";
 import { fetchTable } from "viz/table.js";
@@ -152,6 +152,15 @@ export class View {
     dock.tell();
   }
 
+  /* Outline the lanes of `data-ghost`. */
+  async outlineBefore() {
+    const { ghost, timed } = this.root.dataset, asked = version();
+    const table = ghost ? await addressUnder(ghost, timed).then(fetchTable).catch(() => null) : null;
+    if (!table || asked !== version()) return;
+    this.ghost = table;
+    this.redraw();
+  }
+
   _draw() {
     const began = performance.now(), { width, height } = this.size, plot = this.place;
     const ratio = window.devicePixelRatio || 1;
@@ -268,7 +277,7 @@ Object.assign(View.prototype, pointerMethods, selectionMethods);
 
 /* Attach views that appear in the page, and forget those that are gone. */
 async function attach(root) {
-  const { dataset } = root, given = dataset.address, overlay = root.querySelector(".lanes-axes");
+  const { dataset } = root, given = dataset.address, overlay = root.querySelector(".lanes-axes"), asked = version();
   dataset.attached = "yes";
   try {
     const address = await addressUnder(given, dataset.timed);
@@ -276,9 +285,7 @@ async function attach(root) {
     const table = await tableOf(root);
     while (!overlay.getBoundingClientRect().width) await new Promise(root.isConnected ? requestAnimationFrame : () => {}); // hidden
     const view = new View(root, table);
-    if (!dataset.ghost) return;
-    view.ghost = await addressUnder(dataset.ghost, dataset.timed).then(fetchTable).catch(() => null);
-    view.redraw();
+    if (asked === version()) await view.outlineBefore(); else await apply();
   } catch (error) {
     dataset.failed = "yes";
     root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Reload the page.`;
