@@ -18,7 +18,7 @@ from viz.figures.charts import run_figure
 from viz.numbers import is_number
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, keep_in_address, opener
-from viz.run_files import read_metrics, read_objects, runs_in
+from viz.run_files import content_of, last_written, read_metrics, read_objects, runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
 LISTED = 200
@@ -77,7 +77,7 @@ def summary(run: Path) -> list[object]:
     speeds = [line["tokens_per_second"] for line in metrics if is_number(line.get("tokens_per_second"))]
     loss, alive = last.get("loss"), last.get("live_workers")
     failures = sum(event.get("kind") == "fault" for event in events)
-    written = max((file.stat().st_mtime for file in run.iterdir()), default=run.stat().st_mtime)
+    written = max(map(last_written, [run, *content_of(run)]))
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
     return [
         moment if (run / TRACE).exists() else f"{moment}, not finished",
