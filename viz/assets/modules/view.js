@@ -28,6 +28,7 @@ export class View {
     this.name = root.dataset.name;
     this.linked = root.dataset.linked;
     this.page = root.closest(".mode")?.dataset.page;
+    this.isInBench = root.closest(".bench") !== null;
     this.scale = Number(root.dataset.scale);
     table.unit = [this.scale, root.dataset.word]; // all texts use the unit of the axis
     this.margins = root.dataset.margins.split(" ").map(Number);
@@ -146,7 +147,7 @@ export class View {
     this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
     this.show(whole ? { t0: -Infinity, t1: Infinity } : {}, true, false);
     const same = chosen ? table.operations(lane).find((i) => table.instruction(i) === chosen) : undefined;
-    if (same !== undefined) this.select(same, true);
+    if (same !== undefined) this.select(same, true); else this._sendAgain();
     remember(this);
     this.redraw();
     dock.tell();
@@ -297,6 +298,7 @@ export function attachAll() {
   for (const [name, view] of views) {
     if (view.root.isConnected) continue;
     view.ended.abort();
+    view._clearDetails();
     views.delete(name);
   }
   if (state.active && !state.active.root.isConnected) {
