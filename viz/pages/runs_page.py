@@ -49,9 +49,11 @@ class RunsPage(Page):
         return [parts.card("Runs over time", view, caption="Press a row again to remove its run.")]
 
     def register(self, app: Dash) -> None:
+        chosen = self.input("chosen", "value")
         keep_in_address(app, self.name("chosen"), State(self.name("chosen"), "type"))
+        parts.in_browser(app, "markPicked", self.output("chosen", "title"), chosen)
 
-        @app.callback(self.output("compared"), self.input("chosen", "value"))
+        @app.callback(self.output("compared"), chosen)
         def compare(names: str) -> Any:
             return self.compared(names.split(","))
 
