@@ -252,7 +252,7 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     changed = ticked(client)
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
-    assert (changed["run0-newest"], "value" in changed["run0-step"]) == ({"data": 8}, False)
+    assert (changed["run0-newest"], "value" in changed["run0-step"]) == ({"data": [8, False]}, False)
     assert changed["run0-follow"] == {"className": ""}
 
 

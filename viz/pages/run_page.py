@@ -203,13 +203,14 @@ class RunPage(PageOfRun):
         @app.callback(self.input("tick", "n_intervals"), prevent_initial_call=True, running=self.running)
         def read_again(_: int) -> None:
             self.refresh()
-            step = self.slider()
+            step, newest, trace = self.slider(), self.newest_step(), self.run.trace
             del step["value"]
+            is_evaluated = trace is not None and newest is not None and trace.evaluation(newest) is not None
             for part, properties in {
                 **self.state_of_run(),
                 "curves": {"figure": self.redrawn()},
                 "step": step,
-                "newest": {"data": self.newest_step()},
+                "newest": {"data": [newest, is_evaluated]},
                 "tick": {"disabled": not self.run.live},
             }.items():
                 set_props(self.name(part), properties)

@@ -100,10 +100,13 @@ def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Pat
     page.wait_for_function(HEADING, arg=4)
     drawn(page, "run0-executed")
     assert page.evaluate("() => [...recycle.views.get('run0-executed').table.failed]") == [3]
+    page.evaluate("() => { const view = recycle.views.get('run0-executed'); recycle.use(view); view.select(3); }")
+    page.wait_for_selector(".selection h4")
     for press, step in (("step after", 5), ("change after", 6), ("change before", 3)):
         page.click(f'.player [data-go="{press}"]')
         page.wait_for_function(HEADING, arg=step)
         page.wait_for_function("step => location.search.includes(`run0-step=${step}`)", arg=step)
+    page.wait_for_selector(".selection h4", state="detached")  # it was of another step
     page.go_back()
     page.wait_for_function(HEADING, arg=6)
     page.locator(".lanes-view").first.focus()  # Space on a button presses that
@@ -189,8 +192,12 @@ def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: A
 def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str) -> None:
     page = journey(address + "/?fail=1.1")
     page.wait_for_selector("text=Without 1.1")
+    page.evaluate("() => recycle.views.get('plans-all').select(0)")
+    page.wait_for_selector(".selection h4", state="attached")
+    page.click(".bench-tab:has-text('Scenario')")
     page.click(".workers button:text-is('0.0')")
     page.wait_for_selector("text=Without 0.0, 1.1")
+    page.wait_for_selector(".selection h4", state="detached")
     page.wait_for_function("() => location.search.includes('fail=0.0,1.1')")
     page.click(".workers button:text-is('0.1')")
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
@@ -415,6 +422,12 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join()"
     page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
     page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
+    page.reload()
+    marked = "() => document.querySelectorAll('.scoreboard tr[aria-selected=true]').length"
+    for count, go in ((2, partial(page.click, ".scoreboard [data-pick=one]")), (1, page.go_back), (2, page.title)):
+        page.wait_for_function(f"count => ({marked})() === count", arg=count)
+        go()
+    page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
     # A plot that becomes visible is resized once, which ends a drag.
     with page.expect_request(lambda request: "autosize" in (request.post_data or "")):
         page.click(".tab:has-text('Time of one')")
