@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -19,13 +20,29 @@ from viz.run import Run, read_or_report
 
 
 def is_run_directory(path: Path) -> bool:
-    return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
+    return any(os.path.exists(path / name) for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
+
+
+def content_of(folder: Path) -> list[Path]:
+    """Return what is in a folder; [] if it is gone."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def last_written(path: Path) -> float:
+    """Return the time of the last change of a file or folder; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the run directories of a folder, newest first, without links such as `latest`."""
-    runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
-    return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = [path for path in content_of(folder) if not path.is_symlink() and is_run_directory(path)]
+    return sorted(runs, key=last_written, reverse=True)
 
 
 def describe_folder(folder: Path) -> str:
@@ -94,20 +111,25 @@ REFRESH_SECONDS = 4.0
 
 
 class LiveRun:
-    """A run directory that is read again while the run is live; `run` is the last read."""
+    """A run directory that is read again while the run is live, and after it was resumed or replaced.
+
+    Attributes:
+        run: the last read.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._ended = last_written(run.path / TRACE)
         self._read_again_at = time.monotonic() + REFRESH_SECONDS
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Read a live run again, at most every `REFRESH_SECONDS` and for a tenth of the time, for all browsers."""
+        """Read the run again, at most every `REFRESH_SECONDS` and for a tenth of the time, for all browsers."""
         with self._lock:
-            start = time.monotonic()
-            if self.run.live and start >= self._read_again_at:
+            start, ended = time.monotonic(), last_written(self.run.path / TRACE)
+            if (self.run.live or ended != self._ended) and start >= self._read_again_at:
                 try:
-                    self.run = load_run(self.run.path)
+                    self.run, self._ended = load_run(self.run.path), ended
                 except RecycleError as error:
                     self.run.problems[:] = [str(error)]
                 end = time.monotonic()

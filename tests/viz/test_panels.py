@@ -149,17 +149,17 @@ def test_search_results_have_the_reason_of_their_start(entry: TimedLanes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("request_", "text"),
+    ("name", "request_", "text"),
     [
-        ({"panel": "explain", "address": "lanes/gone.bin"}, parts.NOT_CACHED),
-        ({"panel": "workers", "address": "bare"}, "There are only the lanes: no details are available."),
-        ({"panel": "found", "address": "bare", "problem": "knd is not a field"}, "knd is not a field"),
+        ("explain", {"address": "lanes/gone.bin"}, parts.NOT_CACHED),
+        ("workers", {"address": "bare"}, "There are only the lanes: no details are available."),
+        ("found", {"address": "bare", "problem": "knd is not a field"}, "knd is not a field"),
     ],
 )
-def test_a_panel_without_content_says_why(entry: TimedLanes, request_: dict[str, str], text: str) -> None:
+def test_a_panel_without_content_says_why(entry: TimedLanes, name: str, request_: dict[str, str], text: str) -> None:
     cache = LaneCache()
     address = cache.put(TimedLanes(entry.table)) if request_["address"] == "bare" else request_["address"]
-    assert text in words(plain(panel_content(cache, {**request_, "address": address})))
+    assert text in words(plain(panel_content(cache, name, {**request_, "address": address})))
 
 
 def details_of(entry: TimedLanes, **choice: Any) -> Details:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from viz.pages.report_page import ReportPage, clipped, part_rows
 from viz.pages.run_page import RunPage
 from viz.pages.runs_page import RunsPage, summary
 from viz.run import Run
-from viz.run_files import load_run
+from viz.run_files import LiveRun, load_run
 from viz.sources import load_sources
 
 DEAD = (Worker(1, 1),)
@@ -251,7 +252,7 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     changed = ticked(client)
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
-    assert (changed["run0-newest"], "value" in changed["run0-step"]) == ({"data": 8}, False)
+    assert (changed["run0-newest"], "value" in changed["run0-step"]) == ({"data": [8, False]}, False)
     assert changed["run0-follow"] == {"className": ""}
 
 
@@ -313,7 +314,34 @@ def test_a_row_has_the_figures_of_its_run(folder: Path) -> None:
     assert float(str(loss)) == pytest.approx(5.5 * 2.718281828 ** (-8 / 20), rel=1e-4)
     assert float(str(seconds)) > 0
     (folder / "old" / "metrics.jsonl").write_text("{")
+    (folder / "old" / "events.jsonl.tmp").symlink_to("gone")  # listed, and renamed before it is looked at
     assert summary(folder / "old")[1:3] == [0, None]
+    assert summary(folder / "gone")[1:3] == [0, None]
+
+
+def test_a_folder_that_is_gone_has_no_runs(folder: Path) -> None:
+    page = RunsPage(Workspace(run_folders=[folder]))
+    shutil.rmtree(folder)
+    assert page.compared(["new"]) == of_type(plain(page.layout()), "Code") == []
+
+
+def test_an_ended_run_is_read_again_once_it_is_resumed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, seconds = LiveRun(load_run(run_dir)), itertools.count(1e9, 1000.0)
+
+    def read_again() -> Run:
+        now = next(seconds)
+        monkeypatch.setattr("viz.run_files.time.monotonic", lambda: now)
+        live.refresh()
+        return live.run
+
+    ended, trace = live.run, (run_dir / "trace.json").read_bytes()
+    assert read_again() is ended
+    (run_dir / "trace.json").unlink()
+    assert read_again().live
+    (run_dir / "trace.json").write_bytes(trace)
+    assert not read_again().live
+    shutil.rmtree(run_dir)
+    assert read_again().problems == [f"{run_dir}: no such run directory"]
 
 
 def test_chosen_runs_are_drawn_over_one_time(folder: Path) -> None:

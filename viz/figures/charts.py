@@ -123,7 +123,6 @@ def stacked_figure(plots: Sequence[Plot], title: str, marks: Sequence[Mark] = ()
         ],
         annotations=[{**note, "x": x, "yshift": ROW * (i % ROWS), "text": text} for i, (x, text) in enumerate(texts)],
         xaxis=titled_axis(title, anchor=f"y{len(plots)}", **options),
-        uirevision=title,  # keeps the zoom when a live run is redrawn
     )
     return figure
 
@@ -188,13 +187,19 @@ def run_figure(
     return figure.update_layout(LEGEND_ABOVE) if len(runs) > 1 else figure
 
 
-def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return plots of a run over the seconds since its start, with a band for each interruption."""
+def over_time_figure(report: RunReport | None, metrics: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Return plots of a run over the seconds since its start, with a band for each interruption.
+
+    Args:
+        report: None without any span; the plots are then empty.
+    """
+    columns = ("seconds", "tokens_per_second", "loss", "live_workers")
+    if report is None or not report.spans:
+        return run_figure({"": ()}, columns, "time")
     seconds: dict[int | None, float] = defaultdict(float)
     for span in report.spans:
         seconds[span.step] += span.seconds * (span.part is not TimePart.EVALUATING)
     timed = [{**line, "seconds": seconds[line["step"]]} for line in metrics]
-    columns = ("seconds", "tokens_per_second", "loss", "live_workers")
     marks = [_mark(change, len(report.changes)) for change in report.changes]
     figure = run_figure({"": timed}, columns, "time", marks)
     for span in report.spans:

@@ -7,9 +7,10 @@ Pages with lanes are its modes (`viz.pages.page`), one visible at a time. All mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, set_props
+from dash import Dash, Input, Output, dcc, html
 
 from recycle.job.profile import Profile
 from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, release_memory
@@ -32,7 +33,6 @@ INVITATION = (
     "Press an instruction to see what it needed and what it waited for, a gap to see why the worker is idle, a worker's"
     " name to sum it up. The key ? lists all keys."
 )
-STORES = ("choice", "links", "linked", "asked")
 PANELS: dict[str, Callable[[TimedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
     "figures": panels.figures,
     "explain": panels.explained,
@@ -41,6 +41,8 @@ PANELS: dict[str, Callable[[TimedLanes, TimelineContext, dict[str, Any]], list[A
     FOUND: panels.hits,
 }
 """Panel about the current timeline -> function that builds its content for a browser's request."""
+STORES = ("choice", "links", "linked", *PANELS)
+"""Names of the stores; that of a panel has the browser's last request for it."""
 SLOTS = ("page", "controls", "lanes", "panels")
 """Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
@@ -132,15 +134,13 @@ def register(app: Dash, cache: PageModel) -> None:
     scenario.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
-    @app.callback(store_input("asked"), prevent_initial_call=True)
-    def show(request: Any) -> None:
-        match request:
-            case {"panel": str(name)} if name in PANELS:
-                set_props(panel_id(name), {"children": panel_content(cache, request)})
-        release_memory()
+    for name in PANELS:
+        app.callback(Output(panel_id(name), "children"), store_input(name), prevent_initial_call=True)(
+            partial(panel_content, cache, name)
+        )
 
 
-def panel_content(cache: LaneCache, request: dict[str, Any]) -> list[Any]:
+def panel_content(cache: LaneCache, name: str, request: dict[str, Any]) -> list[Any]:
     """Build the content of a panel that the browser requests for an address's lanes."""
     if "problem" in request:
         return [parts.problems([str(request["problem"])])]
@@ -150,4 +150,6 @@ def panel_content(cache: LaneCache, request: dict[str, Any]) -> list[Any]:
     if entry.context is None:
         hint = "Details need a schedule without a deadlock, or a traced step."
         return [parts.empty_state("There are only the lanes: no details are available.", hint)]
-    return PANELS[request["panel"]](entry, entry.context, request)
+    content = PANELS[name](entry, entry.context, request)
+    release_memory()
+    return content

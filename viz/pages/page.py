@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, Patch, State, dcc, html
 
 from recycle.job.profile import Profile
 from viz.pages import parts
@@ -174,6 +175,19 @@ class PageOfRun(Page):
 
     def ticks(self) -> dcc.Interval:
         return dcc.Interval(id=self.name("tick"), interval=1000 * REFRESH_SECONDS, disabled=not self.run.live)
+
+    @abstractmethod
+    def figure(self) -> go.Figure:
+        """Return the plot of the run, whose axis of time or steps stays as it is when the run is read again."""
+
+    def redrawn(self) -> Patch:
+        """Return the change of the plot after a reading: all but the part of the axis that a reader has chosen."""
+        figure, change = self.figure(), Patch()
+        change["data"] = figure.data
+        for name in figure.layout:
+            if name != "xaxis":
+                change["layout"][name] = figure.layout[name]
+        return change
 
     @property
     def running(self) -> Any:

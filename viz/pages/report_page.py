@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import plotly.graph_objects as go
 from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
@@ -41,8 +42,11 @@ class ReportPage(PageOfRun):
     def layout(self) -> html.Div:
         stores = {"steps": self.prefix.replace(self.kind, RunPage.kind), "range": None}
         hidden = [self.ticks(), *(dcc.Store(id=self.name(store), data=data) for store, data in stores.items())]
-        shown = {"head": self.head(), "parts": self.parts_of(), "shown": self.content()}
-        return html.Div([*(html.Div(content, id=self.name(place)) for place, content in shown.items()), *hidden])
+        head, parts_, tables = (
+            html.Div(content, id=self.name(place))
+            for place, content in (("head", self.head()), ("parts", self.parts_of()), ("tables", self.tables()))
+        )
+        return html.Div([head, parts_, self.plot(), tables, *hidden])
 
     def head(self) -> list[Any]:
         report, problems = self.run.report, parts.problems(self.run.problems)
@@ -51,16 +55,19 @@ class ReportPage(PageOfRun):
             return [problems, parts.empty_state("Nothing has run yet.", hint)]
         return [problems, parts.chips(facts(report))]
 
-    def content(self, window: Sequence[float] | None = None) -> list[Any]:
-        """Build what is below the parts of the time; the plots show the time between the two moments of `window`."""
+    def plot(self) -> html.Section:
+        description = "Seconds per iteration, throughput and live workers"
+        view = parts.figure_view(self.figure(), self.name("curves"), description)
+        return parts.card("The run over time", view, caption=BANDS_CAPTION)
+
+    def figure(self) -> go.Figure:
+        return over_time_figure(self.run.report, [line for line in self.run.metrics if is_number(line.get("time"))])
+
+    def tables(self) -> list[Any]:
         report = self.run.report
         if report is None or not report.spans:
             return []
-        timed = [line for line in self.run.metrics if is_number(line.get("time"))]
-        description = f"Seconds per iteration, throughput and live workers of {report.steps} steps"
-        figure = over_time_figure(report, timed).update_xaxes(range=window)
-        curves = parts.figure_view(figure, self.name("curves"), description)
-        cards = [parts.card("The run over time", curves, caption=BANDS_CAPTION), self.plans_in_use()]
+        cards = [self.plans_in_use()]
         if report.changes:
             table = parts.table(*changes_table(report.changes))
             cards.append(parts.card("What changes cost, in seconds", table, caption=CHANGES_CAPTION))
@@ -99,21 +106,22 @@ class ReportPage(PageOfRun):
         return parts.card(title, parts.table(PARTS_HEAD, part_rows(within)), caption=PARTS_CAPTION)
 
     def static_content(self) -> list[Any]:
-        return [html.H2(self.title, className="source"), *self.head(), self.parts_of(), *self.content()]
+        heading = html.H2(self.title, className="source")
+        return [heading, *self.head(), self.parts_of(), self.plot(), *self.tables()]
 
     def register(self, app: Dash) -> None:
         @app.callback(
             self.output("head"),
-            self.output("shown"),
+            self.output("curves", "figure"),
+            self.output("tables"),
             self.output("tick", "disabled"),
             self.input("tick", "n_intervals"),
-            self.state("range", "data"),
             prevent_initial_call=True,
             running=self.running,
         )
-        def read_again(_: int, window: Any) -> Any:
+        def read_again(_: int) -> Any:
             self.refresh()
-            return self.head(), self.content(window), not self.run.live
+            return self.head(), self.redrawn(), self.tables(), not self.run.live
 
         # Drawn after each answer to a tick, which may be older than the range.
         @app.callback(

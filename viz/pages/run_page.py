@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import plotly.graph_objects as go
 from dash import Dash, ctx, dcc, html, set_props
 
 from viz.figures.charts import event_text, run_figure
@@ -39,14 +40,15 @@ class RunPage(PageOfRun):
         controls = html.Div(
             [
                 dcc.Store(id=self.name("newest")),
-                parts.div("following", html.Div(id=self.name("moments"), **state["moments"]), follow),
+                parts.div("following", self.player(state), follow),
                 parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
                 parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             ],
             id=self.name("controls"),
             **state["controls"],
         )
-        panels = {part.capitalize(): html.Div(id=self.name(part), **state[part]) for part in ("run", "events")}
+        run, events = (html.Div(id=self.name(part), **state[part]) for part in ("run", "events"))
+        panels = {"Run": [run, self.plot()], "Events": events}
         return Mode([], panels, [controls, self.ticks()])
 
     def state_of_run(self) -> dict[str, dict[str, Any]]:
@@ -55,7 +57,8 @@ class RunPage(PageOfRun):
         return {
             "run": {"children": self.overview()},
             "events": {"children": self.events()},
-            "moments": {"children": self.player()},
+            "player": {"data-changes": json.dumps(self.changes)},
+            "moments": {"children": self.moments()},
             "controls": {"className": "controls" if run.steps else "controls hidden"},
             "follow": {"className": "" if run.live else "hidden"},
         }
@@ -73,24 +76,21 @@ class RunPage(PageOfRun):
         marks = {step: str(step) for step in changes}
         return {"min": changes[0], "max": changes[-1], "marks": marks, "value": first, "tooltip": tooltip}
 
-    def player(self) -> html.Div:
-        """Build the buttons of `assets/modules/player.js`."""
+    def player(self, state: dict[str, dict[str, Any]]) -> html.Div:
+        """Build the buttons of `assets/modules/player.js`. Those of moves stay when a live run is read again."""
         moves = _MOVES.items()
         buttons = [
             parts.tag(html.Button, text, title=title, aria_label=title, data_go=move) for move, (text, title) in moves
         ]
-        moments = [
+        moments = html.Div(className="moments", id=self.name("moments"), **state["moments"])
+        names = {"data_slider": self.name("step"), "data_follow": self.name("follow")}
+        return parts.div("player", *buttons, moments, id=self.name("player"), **names, **state["player"])
+
+    def moments(self) -> list[Any]:
+        return [
             parts.tag(html.Button, f"{title}: step {step}", data_step=str(step))
             for title, step in self.run.notable_steps.items()
         ]
-        return parts.div(
-            "player",
-            *buttons,
-            parts.div("moments", *moments),
-            data_slider=self.name("step"),
-            data_follow=self.name("follow"),
-            data_changes=json.dumps(self.changes),
-        )
 
     def newest_step(self) -> int | None:
         """Return the last committed step that was traced, or else the last committed step."""
@@ -100,11 +100,15 @@ class RunPage(PageOfRun):
     def overview(self) -> list[Any]:
         run = self.run
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
-        curves = parts.empty_state("No step is committed yet.", hint)
-        if run.metrics:
-            figure = run_figure({"": run.metrics}, ("loss", "live_workers"), "step")
-            curves = parts.figure_view(figure, self.name("curves"), "Losses and live workers over the steps")
-        return [parts.problems(run.problems), parts.chips(self.facts()), parts.card("Loss and live workers", curves)]
+        empty = [] if run.metrics else [parts.empty_state("No step is committed yet.", hint)]
+        return [parts.problems(run.problems), parts.chips(self.facts()), *empty]
+
+    def plot(self) -> html.Section:
+        view = parts.figure_view(self.figure(), self.name("curves"), "Losses and live workers over the steps")
+        return parts.card("Loss and live workers", view)
+
+    def figure(self) -> go.Figure:
+        return run_figure({"": self.run.metrics}, ("loss", "live_workers"), "step")
 
     def static_content(self) -> list[Any]:
         views = [
@@ -113,7 +117,7 @@ class RunPage(PageOfRun):
         ] or [parts.empty_state("No iteration ran yet.")]
         heading = html.H2(self.run.name, className="source")
         cards = parts.card("Timelines", *views), parts.card("Events", self.events())
-        return [heading, *self.overview(), *cards]
+        return [heading, *self.overview(), self.plot(), *cards]
 
     def events(self) -> Any:
         rows = [[e.get("time"), event_text(e), e.get("step"), _details(e)] for e in self.run.events[-MAX_EVENTS:]]
@@ -199,12 +203,14 @@ class RunPage(PageOfRun):
         @app.callback(self.input("tick", "n_intervals"), prevent_initial_call=True, running=self.running)
         def read_again(_: int) -> None:
             self.refresh()
-            step = self.slider()
+            step, newest, trace = self.slider(), self.newest_step(), self.run.trace
             del step["value"]
+            is_evaluated = trace is not None and newest is not None and trace.evaluation(newest) is not None
             for part, properties in {
                 **self.state_of_run(),
+                "curves": {"figure": self.redrawn()},
                 "step": step,
-                "newest": {"data": self.newest_step()},
+                "newest": {"data": [newest, is_evaluated]},
                 "tick": {"disabled": not self.run.live},
             }.items():
                 set_props(self.name(part), properties)

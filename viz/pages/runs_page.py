@@ -18,7 +18,7 @@ from viz.figures.charts import run_figure
 from viz.numbers import is_number
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, keep_in_address, opener
-from viz.run_files import read_metrics, read_objects, runs_in
+from viz.run_files import content_of, last_written, read_metrics, read_objects, runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
 LISTED = 200
@@ -49,9 +49,11 @@ class RunsPage(Page):
         return [parts.card("Runs over time", view, caption="Press a row again to remove its run.")]
 
     def register(self, app: Dash) -> None:
+        chosen = self.input("chosen", "value")
         keep_in_address(app, self.name("chosen"), State(self.name("chosen"), "type"))
+        parts.in_browser(app, "markPicked", self.output("chosen", "title"), chosen)
 
-        @app.callback(self.output("compared"), self.input("chosen", "value"))
+        @app.callback(self.output("compared"), chosen)
         def compare(names: str) -> Any:
             return self.compared(names.split(","))
 
@@ -77,7 +79,7 @@ def summary(run: Path) -> list[object]:
     speeds = [line["tokens_per_second"] for line in metrics if is_number(line.get("tokens_per_second"))]
     loss, alive = last.get("loss"), last.get("live_workers")
     failures = sum(event.get("kind") == "fault" for event in events)
-    written = max((file.stat().st_mtime for file in run.iterdir()), default=run.stat().st_mtime)
+    written = max(map(last_written, [run, *content_of(run)]))
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
     return [
         moment if (run / TRACE).exists() else f"{moment}, not finished",

@@ -22,10 +22,12 @@ from tests.viz.browser.page import served
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.export import export
+from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 from viz.numbers import short
+from viz.pages import bench, editing, panels
 from viz.pages.validate_page import MAX_BYTES
-from viz.scenario import Scenario
+from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import WhatIf
 
@@ -98,10 +100,13 @@ def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Pat
     page.wait_for_function(HEADING, arg=4)
     drawn(page, "run0-executed")
     assert page.evaluate("() => [...recycle.views.get('run0-executed').table.failed]") == [3]
+    page.evaluate("() => { const view = recycle.views.get('run0-executed'); recycle.use(view); view.select(3); }")
+    page.wait_for_selector(".selection h4")
     for press, step in (("step after", 5), ("change after", 6), ("change before", 3)):
         page.click(f'.player [data-go="{press}"]')
         page.wait_for_function(HEADING, arg=step)
         page.wait_for_function("step => location.search.includes(`run0-step=${step}`)", arg=step)
+    page.wait_for_selector(".selection h4", state="detached")  # it was of another step
     page.go_back()
     page.wait_for_function(HEADING, arg=6)
     page.locator(".lanes-view").first.focus()  # Space on a button presses that
@@ -187,8 +192,12 @@ def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: A
 def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str) -> None:
     page = journey(address + "/?fail=1.1")
     page.wait_for_selector("text=Without 1.1")
+    page.evaluate("() => recycle.views.get('plans-all').select(0)")
+    page.wait_for_selector(".selection h4", state="attached")
+    page.click(".bench-tab:has-text('Scenario')")
     page.click(".workers button:text-is('0.0')")
     page.wait_for_selector("text=Without 0.0, 1.1")
+    page.wait_for_selector(".selection h4", state="detached")
     page.wait_for_function("() => location.search.includes('fail=0.0,1.1')")
     page.click(".workers button:text-is('0.1')")
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
@@ -199,6 +208,10 @@ def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str)
     page.wait_for_function("() => String(recycle.views.get('plans-all')?.table.failed) === '0,3'")
     page.evaluate("() => recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
     page.wait_for_function("() => /fail=0.0(&|$)/.test(location.search)")
+    page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
+    span = page.evaluate("() => recycle.views.get('plans-all').ghost.span")
+    page.fill(".retime [data-field=F] input[type=text]", "4")
+    page.wait_for_function("span => recycle.views.get('plans-all').ghost.span > span + 3", arg=span)
 
 
 def test_a_hostile_file_is_shown_as_text_and_a_large_one_is_not_sent(
@@ -255,6 +268,52 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.wait_for_selector("#headline:has-text('period 11')")
     drawn(page, "schedules-0", "schedules-1")
     assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
+
+
+def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explained_late(entry: TimedLanes, context: TimelineContext, request: Any) -> Any:
+        time.sleep(0.6 if context.timeline.makespan == 9 else 0)
+        return panels.explained(entry, context, request)
+
+    monkeypatch.setitem(bench.PANELS, "explain", explained_late)
+    page = journey(address + "/?pages=schedules&panel=explain")
+    with page.expect_response(lambda answer: "bench-explain" in (answer.request.post_data or "")):
+        drawn(page, "schedules-0", "schedules-1")
+        page.wait_for_timeout(300)
+        page.evaluate("() => recycle.use(recycle.views.get('schedules-1'))")
+        page.wait_for_selector("text=over the makespan of 11;")
+    page.wait_for_load_state("networkidle")
+    assert page.locator("text=over the makespan of 9;").count() == 0
+
+
+def test_quick_edits_follow_each_other(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("viz.pages.editing.move", lambda *edit, move=editing.move: (time.sleep(0.3), move(*edit))[1])
+    page = journey(address + "/?pages=schedules")
+    drawn(page, "schedules-0", "schedules-1")
+    first = "(() => { const { table } = recycle.views.get('schedules-0'); return table.instruction(0); })()"
+    page.evaluate("() => { const view = recycle.views.get('schedules-0'); recycle.use(view); view.select(0); }")
+    assert page.evaluate(first) == "0F0.0"
+    for key in (">", ">", "Z"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => recycle.views.get('schedules-0').status.textContent === 'undone'")
+    assert page.evaluate("() => recycle.views.get('schedules-0').edits.length") == 1
+    assert page.evaluate(first) == "0F0.1"
+
+
+def test_lanes_have_the_times_of_the_newest_scenario(
+    journey: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def under_late(model: PageModel, lanes: str, scenario: Scenario, under: Any = PageModel.under) -> Any:
+        time.sleep(0.6 if scenario.times == "F=2" else 0)
+        return under(model, lanes, scenario)
+
+    monkeypatch.setattr("viz.scenario.PageModel.under", under_late)
+    page = journey(address + "/?pages=schedules&panel=scenario&times=F%3D2")
+    page.wait_for_selector(".retime [data-field=F] input[type=text]")
+    page.fill(".retime [data-field=F] input[type=text]", "3")  # before the lanes have come
+    drawn(page, "schedules-0", "schedules-1")
+    page.wait_for_function("() => recycle.views.get('schedules-0').table.span === 15")
+    page.wait_for_selector("#headline:has-text('period 15')")
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:
@@ -341,13 +400,13 @@ def test_a_chosen_range_of_a_live_run_stays(
     chosen = "Where the time went, from 0.25 to 0.75 s"
     choose({"xaxis.range[0]": 0.25, "xaxis.range[1]": 0.75}, chosen)
     page.evaluate(
-        f"() => {{ window.titles = [{title}]; new MutationObserver(() => titles.push({title}))"
-        ".observe(document.querySelector('#time0-shown'), { subtree: true, childList: true, characterData: true }); }"
+        f"() => {{ window.shown = []; document.querySelector('{plot}').on('plotly_afterplot', () =>"
+        f" shown.push([{title}, document.querySelector('{plot}').layout.xaxis.range.join()])); }}"
     )
     for _ in range(2):
         await_tick(page, "time0")
-    page.wait_for_function(f"() => String(document.querySelector('{plot}')?.layout?.xaxis.range) === '0.25,0.75'")
-    assert set(page.evaluate("() => window.titles")) == {chosen}
+    page.wait_for_function("() => window.shown.length")
+    assert {tuple(each) for each in page.evaluate("() => window.shown")} == {(chosen, "0.25,0.75")}
     choose({"xaxis.autorange": True}, "Where the time went")
 
 
@@ -363,6 +422,12 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join()"
     page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
     page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
+    page.reload()
+    marked = "() => document.querySelectorAll('.scoreboard tr[aria-selected=true]').length"
+    for count, go in ((2, partial(page.click, ".scoreboard [data-pick=one]")), (1, page.go_back), (2, page.title)):
+        page.wait_for_function(f"count => ({marked})() === count", arg=count)
+        go()
+    page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
     # A plot that becomes visible is resized once, which ends a drag.
     with page.expect_request(lambda request: "autosize" in (request.post_data or "")):
         page.click(".tab:has-text('Time of one')")

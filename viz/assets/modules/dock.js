@@ -1,5 +1,5 @@
 /* The dock of the workbench: its open panel, side and size, kept in the browser; the panel also in the address. The server
-   fills panels on request (`bench-asked`). */
+   fills panels on request (stores `bench-PANEL`). */
 import { modes } from "viz/modes.js";
 import { element, followDrag, inSight, on, readAddress, setAttributes, setProps, state, store, stored, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
 import { fetchBytes, unpackAnswer } from "viz/table.js";
@@ -77,7 +77,8 @@ export function useView(view) {
   dock.tell();
 }
 
-const ask = (data) => tellStore("bench-asked", data);
+/* Dash drops the answers to earlier requests for the same panel. */
+const ask = (panel, data) => tellStore(`bench-${panel}`, data);
 
 export const dock = {
   apply,
@@ -111,8 +112,8 @@ export const dock = {
       if (!bench()?.contains(view?.root)) { dock.headline(""); return; }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
       dock.headline(address);
-      if (["figures", "explain", "workers"].includes(panel)) ask({ panel, address });
-      if (panel === "view") ask({ panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
+      if (["figures", "explain", "workers"].includes(panel)) ask(panel, { address });
+      if (panel === "view") ask(panel, { address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
     }, WAIT);
   },
 
@@ -127,7 +128,7 @@ export const dock = {
 
   /* List the matches of a search in their panel. */
   listMatches(view, query, result) {
-    if (view.root.closest(".bench")) ask({ panel: "found", address: view.root.dataset.address, query, ...result });
+    if (view.root.closest(".bench")) ask("found", { address: view.root.dataset.address, query, ...result });
   },
 };
 

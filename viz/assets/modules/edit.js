@@ -3,13 +3,16 @@
 import { drawZoomBox } from "viz/axes.js";
 import { dock } from "viz/dock.js";
 import { element } from "viz/page.js";
-import { apply, fitSpans, hasServer, isGiven, post } from "viz/scenario.js";
+import { apply, fitSpans, given, hasServer, isGiven, post } from "viz/scenario.js";
 import { fetchTable } from "viz/table.js";
-
-const given = ({ root: { dataset } }) => dataset.original || dataset.address;
 
 /* The work of a lane in the order of its program. */
 const program = ({ table }, lane) => table.operations(lane).filter((i) => table.isWork[table.kind[i]]);
+
+/* Edit the lanes that the edits before leave. */
+function inTurn(view, edit) {
+  view.editing = Promise.resolve(view.editing).then(edit).catch(() => view.announce("These lanes cannot be edited."));
+}
 
 async function showLanes(view, address) {
   view.replace(await fetchTable(address), address);
@@ -30,23 +33,24 @@ async function move(view, operation, to) {
   view.announce(message);
 }
 
-export function shift(view, dir) {
-  if (view.selected < 0) { view.announce("Select an instruction first."); return; }
+export const shift = (view, dir) => inTurn(view, () => {
+  if (view.selected < 0) return view.announce("Select an instruction first.");
   const lane = view.table.laneOf(view.selected), place = program(view, lane).indexOf(view.selected);
-  move(view, view.selected, place + dir).catch(() => view.announce("These lanes cannot be edited."));
-}
+  return move(view, view.selected, place + dir);
+});
 
 /* A drag with Alt moves the operation under the pointer to where it ends; its lane shows the place. */
 export const dragged = (view, { under: { operation, row } }, t) => drawZoomBox(view, { t0: t, t1: t + view.table.end[operation] - view.table.start[operation], y0: row, y1: row + 1 });
 
 export function dropped(view, { under: { operation } }, t) {
   const { table } = view, others = program(view, table.laneOf(operation)).filter((i) => i !== operation);
-  move(view, operation, others.filter((i) => (table.start[i] + table.end[i]) / 2 < t).length).catch(() => view.announce("These lanes cannot be edited."));
+  inTurn(view, () => table === view.table && move(view, operation, others.filter((i) => (table.start[i] + table.end[i]) / 2 < t).length));
 }
 
-export function undoEdit(view) {
+export const undoEdit = (view) => inTurn(view, async () => {
   const address = view.edits.pop();
-  if (address) showLanes(view, address).then(() => view.announce("undone")); else view.announce("Nothing was edited.");
-}
+  if (address) await showLanes(view, address);
+  view.announce(address ? "undone" : "Nothing was edited.");
+});
 
 export function save(view) { element("a", { href: given(view).replace("lanes/", "edited/").replace(".bin", ".json"), download: "edited.json" }).click(); }

@@ -9,12 +9,12 @@ import { followNewest, openStep } from "viz/player.js";
 import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
-import "viz/scoreboard.js";
+import { markPicked } from "viz/scoreboard.js";
 import { underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, followNewest, keepInAddress, openStep, showMode, underScenario };
+export const callbacks = { arrows, followNewest, keepInAddress, markPicked, openStep, showMode, underScenario };
 window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },

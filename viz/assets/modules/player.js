@@ -2,6 +2,7 @@
 import { valueOf } from "viz/address.js";
 import { inSight, on, openPage, readAddress, setControls, setProps } from "viz/page.js";
 const EACH = 1000; // milliseconds between two steps of the playback
+const evaluated = new Map(); // slider -> whether its newest step was
 let playing = null;
 
 const shown = () => [...document.querySelectorAll(".player")].find(inSight);
@@ -50,9 +51,12 @@ export function openStep(_, click, page) {
   return window.dash_clientside.no_update;
 }
 
-/* Called with the newest step of a live run. The address knows first that the reader has chosen a step: Dash gives older states. */
-export function followNewest({ outputs_list, states_list: [{ id }] }, newest, follow) {
-  if (follow?.length && readAddress().get(id) !== "") setProps(outputs_list.id, { value: newest });
+/* Called with the newest step of a live run, and whether it was evaluated: its lanes stay as they are while both do. The address
+   knows first that the reader has chosen a step: Dash gives older states. */
+export function followNewest({ outputs_list: { id: slider }, states_list: [{ id }] }, [newest, isEvaluated], follow) {
+  const isOther = valueOf(slider) !== newest || (evaluated.get(slider) ?? isEvaluated) !== isEvaluated;
+  evaluated.set(slider, isEvaluated);
+  if (isOther && follow?.length && readAddress().get(id) !== "") setProps(slider, { value: newest });
   return window.dash_clientside.no_update;
 }
 

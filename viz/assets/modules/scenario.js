@@ -15,6 +15,9 @@ export const post = (body, path = "scenario") => fetch(path, { method: "POST", h
 }).then(unpackAnswer);
 const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
 export const isGiven = () => !texts.times && !texts.workers;
+export const given = ({ root: { dataset } }) => dataset.original || dataset.address;
+/* Another value after each change of the scenario. */
+export const version = () => question;
 
 /* The address of lanes under the scenario; a scenario that does not fit leaves them as given. */
 export async function addressUnder(address, isTimed) {
@@ -45,19 +48,20 @@ export function fitSpans(all) {
 export async function apply() {
   const own = ++question, all = [...views.values()].filter((view) => view.root.isConnected && !view.root.dataset.timed);
   if (!all.length) return say("");
-  const active = all.indexOf(viewInUse()), given = all.map(({ root: { dataset } }) => dataset.original || dataset.address);
-  const { addresses, headline, problem, tables } = await post({ addresses: given, active, ...texts });
+  const active = all.indexOf(viewInUse()), asked = all.map(given);
+  const { addresses, headline, problem, tables } = await post({ addresses: asked, active, ...texts });
   if (own !== question) return undefined;
   if (problem) return say(problem);
   const whole = all.filter(({ view, span }) => view.t0 <= 0 && view.t1 >= span);
   all.forEach((view, place) => {
     const { dataset } = view.root, table = tables[place];
-    if (!table || dataset.address === addresses[place] || !view.root.isConnected) return;
-    dataset.original = given[place];
+    if (!table || dataset.address === addresses[place] || !view.root.isConnected || given(view) !== asked[place]) return; // the last: edited
+    dataset.original = asked[place];
     view.replace(table, addresses[place]);
   });
   fitSpans(all);
   for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
+  for (const view of all) view.outlineBefore();
   if (active >= 0) dock.headline(addresses[active], headline);
   return say("");
 }

@@ -1,4 +1,5 @@
 /* Tables of schedules and workers: sorted by a press on a head, pictures of lanes, and two picked rows to compare. */
+import { valueOf } from "viz/address.js";
 import { Picture } from "viz/draw.js";
 import { element, inSight, on, openPage, setProps, sizeCanvas, whenChanged } from "viz/page.js";
 import { Raster } from "viz/raster.js";
@@ -38,15 +39,26 @@ function sort(head) {
   body.append(...[...body.rows].sort((a, b) => compare(keyOf(a.cells[at]), keyOf(b.cells[at]))));
 }
 
-/* Pick a row, or not any more; the second of two schedules is compared with the first, runs with all that are picked. */
+/* Pick a row, or not any more; the second of two schedules is compared with the first, runs with all that the control `target` names. */
 function pick(row) {
+  const { pick: name, target } = row.querySelector("[data-pick]").dataset;
+  if (target) {
+    const names = (valueOf(target) || "").split(",").filter(Boolean), others = names.filter((other) => other !== name);
+    setProps(target, { value: (others.length < names.length ? others : [...names, name]).join(",") });
+    return;
+  }
   row.ariaSelected = String(row.ariaSelected !== "true");
   const picked = [...row.parentElement.rows].filter((other) => other.ariaSelected === "true").sort((a, b) => (a === row) - (b === row));
-  const value = picked.map((other) => other.querySelector("[data-pick]").dataset.pick), { target } = row.querySelector("[data-pick]").dataset;
-  if (target) { setProps(target, { value: value.join(",") }); return; }
+  const value = picked.map((other) => other.querySelector("[data-pick]").dataset.pick);
   if (picked.length < 2) return;
   for (const other of picked) other.ariaSelected = "false";
   openPage("compare", { "compare-chosen": value });
+}
+
+/* Called with the names that a control holds, separated by commas. */
+export function markPicked({ inputs_list: [{ id }] }, names) {
+  for (const { dataset: { pick: name }, parentElement } of document.querySelectorAll(`[data-target="${id}"]`)) parentElement.closest("tr").ariaSelected = String(names.split(",").includes(name));
+  return window.dash_clientside.no_update;
 }
 
 on("click", `:is(${SORTED}) thead th`, sort);

@@ -4,6 +4,7 @@ import { dock } from "viz/dock.js";
 import { flowOf } from "viz/flow.js";
 import { remember } from "viz/link.js";
 import { setProps, views } from "viz/page.js";
+let told = null, telling; // what the server was told last: the name of its timeline, and the selection
 const SEND = 60, LATER = 250, READABLE = 14; // milliseconds until details are asked, after a change of lanes; pixels of a readable lane
 
 export const selectionMethods = {
@@ -129,12 +130,23 @@ export const selectionMethods = {
 
   _send(choice, wait = SEND) {
     const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
-    const isInBench = this.root.closest(".bench") !== null;
-    clearTimeout(this.sending);
-    this.sending = setTimeout(() => {
-      if (isInBench && this.root.isConnected) setProps("bench-choice", { data: data && { ...data, name: this.name } });
+    if (!this.isInBench || (data && !this.root.isConnected)) return;
+    clearTimeout(telling);
+    telling = setTimeout(() => {
+      told = choice && { name: this.name, choice };
+      setProps("bench-choice", { data: data && { ...data, name: this.name } });
     }, wait);
   },
+
+  /* Other lanes: the details of a worker follow; those of an instruction or gap that is not selected any more are removed. */
+  _sendAgain() {
+    if (told?.name !== this.name || this.chosenLane >= 0) return;
+    const { operation, from } = told.choice;
+    this._send(operation === undefined && from === undefined ? told.choice : null, LATER);
+  },
+
+  /* The timeline is gone; one in its place may send the same selection. */
+  _clearDetails() { if (told?.name === this.name) this._send(null, LATER); },
 };
 
 /* The server's answer to a selection: operations for arrows. */

@@ -14,7 +14,7 @@ import { lastShown, sizeCanvas, state, views, whenChanged } from "viz/page.js";
 import { pointerMethods } from "viz/pointer.js";
 import { Raster, colourWord } from "viz/raster.js";
 import { Rows, nextGrouping } from "viz/rows.js";
-import { addressUnder, fitSpans } from "viz/scenario.js";
+import { addressUnder, apply, fitSpans, version } from "viz/scenario.js";
 import { selectionMethods } from "viz/selection.js";
 import { drawDeltas, drawMemory } from "viz/strips.js";
 import { fetchTable } from "viz/table.js";
@@ -28,6 +28,7 @@ export class View {
     this.name = root.dataset.name;
     this.linked = root.dataset.linked;
     this.page = root.closest(".mode")?.dataset.page;
+    this.isInBench = root.closest(".bench") !== null;
     this.scale = Number(root.dataset.scale);
     table.unit = [this.scale, root.dataset.word]; // all texts use the unit of the axis
     this.margins = root.dataset.margins.split(" ").map(Number);
@@ -146,10 +147,19 @@ export class View {
     this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
     this.show(whole ? { t0: -Infinity, t1: Infinity } : {}, true, false);
     const same = chosen ? table.operations(lane).find((i) => table.instruction(i) === chosen) : undefined;
-    if (same !== undefined) this.select(same, true);
+    if (same !== undefined) this.select(same, true); else this._sendAgain();
     remember(this);
     this.redraw();
     dock.tell();
+  }
+
+  /* Outline the lanes of `data-ghost`. */
+  async outlineBefore() {
+    const { ghost, timed } = this.root.dataset, asked = version();
+    const table = ghost ? await addressUnder(ghost, timed).then(fetchTable).catch(() => null) : null;
+    if (!table || asked !== version()) return;
+    this.ghost = table;
+    this.redraw();
   }
 
   _draw() {
@@ -268,7 +278,7 @@ Object.assign(View.prototype, pointerMethods, selectionMethods);
 
 /* Attach views that appear in the page, and forget those that are gone. */
 async function attach(root) {
-  const { dataset } = root, given = dataset.address, overlay = root.querySelector(".lanes-axes");
+  const { dataset } = root, given = dataset.address, overlay = root.querySelector(".lanes-axes"), asked = version();
   dataset.attached = "yes";
   try {
     const address = await addressUnder(given, dataset.timed);
@@ -276,9 +286,7 @@ async function attach(root) {
     const table = await tableOf(root);
     while (!overlay.getBoundingClientRect().width) await new Promise(root.isConnected ? requestAnimationFrame : () => {}); // hidden
     const view = new View(root, table);
-    if (!dataset.ghost) return;
-    view.ghost = await addressUnder(dataset.ghost, dataset.timed).then(fetchTable).catch(() => null);
-    view.redraw();
+    if (asked === version()) await view.outlineBefore(); else await apply();
   } catch (error) {
     dataset.failed = "yes";
     root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Reload the page.`;
@@ -290,6 +298,7 @@ export function attachAll() {
   for (const [name, view] of views) {
     if (view.root.isConnected) continue;
     view.ended.abort();
+    view._clearDetails();
     views.delete(name);
   }
   if (state.active && !state.active.root.isConnected) {
