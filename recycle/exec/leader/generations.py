@@ -184,7 +184,7 @@ class Generations(Forming):
         lost = self.take_fresh_ends()
         self.prepare_departures()
         if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self.silent_workers()
+            lost = self.silent_workers() | lost
         # Commit an iteration that all have reported, even if a worker has died since; the next one too.
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass

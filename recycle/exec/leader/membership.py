@@ -142,14 +142,21 @@ class Membership(RunState):
             if agent.absent is None or not (was_reached and self.is_reached):  # else this node may be cut off
                 continue
             agent.absent += passed
-            is_last = not agent.session and self._is_last_host(node)  # etcd may be slow to name this leader to it
-            if agent.absent > (self.limits.store_timeout if is_last else self.limits.lease / 2):
+            if agent.absent <= self.limits.lease / 2:
+                continue
+            # etcd may be slow to name this leader to it
+            if agent.session or agent.absent > self.limits.store_timeout or not self._is_last_host(node):
                 del self._agents[node]  # if it comes back its processes are killed
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
     def _is_last_host(self, node: int) -> bool:
-        running = (worker for worker in self.holders if self.processes[worker].is_running)
-        return bool(self.holdings.lost(worker for worker in running if self.node_of(worker) != node))
+        """Whether the workers that are heard and not stuck lack layers that those of the node hold."""
+        running = [worker for worker in self.holders if self.processes[worker].is_running]
+        stuck = self.detector.stuck(running, self.limits.dead_after / 2)
+        away = {node for node, agent in self._agents.items() if agent.absent is not None}
+        heard = [worker for worker in running if worker not in stuck and self.node_of(worker) not in away]
+        own = [worker for worker in running if self.node_of(worker) == node]
+        return self.holdings.lost(heard) != self.holdings.lost([*heard, *own])
 
     def silent_workers(self) -> dict[Worker, str]:
         """Return what `Detector.lost` finds, without workers whose agents have not found this leader yet."""

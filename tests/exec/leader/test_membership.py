@@ -64,14 +64,28 @@ def test_agents_may_find_the_next_leader_late_if_state_would_be_lost_with_them()
     nodes = {Worker(0, 0): 0, Worker(1, 0): 1}
     driver = follow(record(), "running", homes=nodes, is_connected=False)
     driver.count_time(driver.job.membership.store_timeout - 1)
-    assert driver.detected == [("0.0", "the agent of node 0 is gone")]
+    assert driver.detected == []
     driver.connect(1)
+    driver.tick()
+    assert driver.detected == [("0.0", "the agent of node 0 is gone")]
     driver.start_and_form()
     assert (driver.record.live, driver.record.committed) == (["1.0"], 4)
 
     driver = follow(record(), "running", homes=nodes, is_connected=False)
     with pytest.raises(RunError, match="stage 0 has no live host"):
         driver.count_time(driver.job.membership.store_timeout + 1)
+
+
+def test_a_stuck_worker_does_not_count_as_another_host_of_a_late_agents_state():
+    nodes = {Worker(0, 0): 0, Worker(1, 0): 1}
+    driver = follow(record(), "running", homes=nodes, is_connected=False)
+    driver.waits, driver.is_still = False, True
+    driver.connect(1)
+    driver.count_time(driver.job.membership.lease / 2 + 1)
+    assert driver.detected == []
+    driver.waits = True
+    driver.count_time(1)
+    assert driver.detected == [("0.0", "the agent of node 0 is gone")]
 
 
 @pytest.mark.parametrize("is_new", [False, True])
