@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import PlanError
+from recycle.errors import PlanError, RecycleError
 from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
@@ -331,7 +331,7 @@ def _require_time(problem: Problem, seconds: float) -> None:
 
 def write_to_cache(plan: Plan, path: Path) -> None:
     """Write a plan to the cache; ignore write errors."""
-    with contextlib.suppress(OSError, PlanError):
+    with contextlib.suppress(OSError, RecycleError):
         path.parent.mkdir(parents=True, exist_ok=True)
         plan.save(path)
 

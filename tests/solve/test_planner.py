@@ -116,6 +116,9 @@ def test_broken_cache_file_is_planned_again(tmp_path):
     for broken in (text[: len(text) // 2], "", "[]", forged, plan_for_training(tiny, (0, 1), cache=tmp_path)):
         path.write_text(broken)
         assert Plan.from_text(plan_for_training(tiny, (1, 0), cache=tmp_path)).vector == (1, 0)
+    path.unlink()
+    path.mkdir()  # cannot be written, as on a full disk
+    assert Plan.from_text(plan_for_training(tiny, (1, 0), cache=tmp_path)).vector == (1, 0)
 
 
 def test_workers_change_stage_if_the_job_allows_it():

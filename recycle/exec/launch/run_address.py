@@ -112,8 +112,10 @@ def connect_to_run(directory: Path) -> Link:
     try:
         return connect_to(leader.host, leader.port, run_key(directory), answers)
     except (OSError, LinkClosed) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise RunError(f"{directory}: the agent that leads this run does not answer ({reason})") from None
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or "it closed the connection"
+        raise RunError(
+            f"{directory}: the agent that leads this run does not answer ({reason}); try again in a moment"
+        ) from None
 
 
 def _ended_error(directory: Path) -> JobError:

@@ -79,7 +79,7 @@ class LineLog:
         return self.flush()
 
     def flush(self) -> str | None:
-        """Write the lines that wait; return the reason if there is no room for all."""
+        """Write the lines that wait; return the reason if some still have to wait."""
         while self._waiting:
             begin, end, written = self._size, self._waiting.index(b"\n") + 1, 0
             try:

@@ -293,7 +293,7 @@ class Membership(RunState):
                 self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
-                    " by SIGTERM to recycle train",
+                    " by SIGTERM to recycle train, or to all agents",
                 )
         if self.prepared:
             try:

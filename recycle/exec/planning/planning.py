@@ -27,7 +27,7 @@ from recycle.exec.leader.plans import common_mode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
 from recycle.exec.processes.processes import Waker
-from recycle.files import write_whole
+from recycle.files import write_whole, writing
 from recycle.ir.schedule import Schedule, placement_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
@@ -120,7 +120,12 @@ class PlanService:
         if self._planner is None:
             self._deliver(question, error="no planner was given")
             return
-        asked = self._translated(question, profile)
+        try:
+            asked = self._translated(question, profile)
+        except RecycleError as error:
+            self._warnings.put(f"no plan for the measured times: {error}")
+            self._deliver(question, error=str(error))
+            return
         with self._lock:
             known = self._ahead.get(msgspec.structs.replace(asked, quick=True)) if question.is_urgent else None
             waiting = self._waiting.setdefault(asked, []) if known is None else []
@@ -153,7 +158,8 @@ class PlanService:
         vector = failure_vector(self._job.shape, question.failed)
         within = str(plan_file(self._directory, question.within).resolve()) if question.within else None
         if profile is not None:
-            self._profiles.mkdir(exist_ok=True)
+            with writing(self._profiles):
+                self._profiles.mkdir(exist_ok=True)
             file = str((self._profiles / f"{profile.digest()}.json").resolve())
             profile.save(file)
         asked = Question(vector, question.is_urgent, failed, file, question.moves, within)

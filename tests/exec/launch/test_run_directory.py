@@ -85,7 +85,7 @@ def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeyp
 
 
 def test_drain_of_a_run_whose_agents_were_all_killed_ends(tmp_path, monkeypatch):
-    """They leave their address; here nobody listens on the port of their etcd."""
+    """Killed agents leave their address in the directory, and this etcd has no process."""
     ours, of_leader = socket.socketpair()
     of_leader.close()
     links = [Link(ours, Drained | Refused)]

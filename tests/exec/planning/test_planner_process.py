@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from recycle import Schedule, Worker, lower, simulate
+from recycle import Profile, Schedule, Worker, lower, simulate
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
@@ -54,10 +54,10 @@ class Answers:
         self.planned = {}
         self.warnings = []
 
-    def ask(self, *failed: Worker, moves=False) -> Question:
+    def ask(self, *failed: Worker, moves=False, profile: Profile | None = None) -> Question:
         """Ask for the plan without the failed workers that is needed now, or for one for which workers may move."""
         question = Question(frozenset(failed), is_urgent=not moves, moves=moves)
-        self._service.ask(question)
+        self._service.ask(question, profile)
         return question
 
     def given(self, text: str) -> Planned:
@@ -179,6 +179,15 @@ def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(
         assert schedule.failed == set(failed)
         assert forwards(schedule, Worker(1, 1)) < forwards(schedule, Worker(0, 1))
         assert prepared.periods["staggered"] == simulate(lower(schedule), slow.profile()).period
+
+
+def test_profile_that_cannot_be_written_is_not_planned_for(serve, tmp_path):
+    """As on a full disk; training continues with the present plan."""
+    (tmp_path / "profiles").touch()
+    plans = serve()
+    question = plans.ask(*SOME, profile=JOB.prices)
+    assert plans.wait_for(question).plan is None
+    assert [warning.partition(":")[0] for warning in plans.warnings] == ["no plan for the measured times"]
 
 
 class _Strike(Observer):
