@@ -524,11 +524,16 @@ class _SessionHook(IterationHook):
         self._receivers = []
 
     def _require_equal_weights(self, peers: Peers, committed: int) -> None:
-        own, checksums = self._world.worker, peers.gather(None, self._script.checksum())
-        for worker, checksum in checksums.items():
-            if worker.rank == own.rank and not torch.equal(checksum, checksums[own]):
-                when = f"after step {committed}" if committed >= 0 else "at the start; seed it alike in all processes"
-                raise RunError(f"workers {own} and {worker} have different weights of one stage {when}")
+        """Raise RunError in all processes, with one text: the script is then not started again for the same error."""
+        moment = f"after step {committed}" if committed >= 0 else "at the start"
+        checksums, firsts = peers.gather(None, self._script.checksum()), dict[int, Worker]()
+        for worker, checksum in sorted(checksums.items()):
+            first = firsts.setdefault(worker.rank, worker)
+            if checksum.isnan().any():
+                raise RunError(f"worker {worker} has weights that are NaN {moment}")
+            if not torch.equal(checksum, checksums[first]):
+                remedy = "" if committed >= 0 else "; seed it alike in all processes"
+                raise RunError(f"workers {first} and {worker} have different weights of one stage {moment}{remedy}")
 
     def reach(self, phase: Phase, step: int) -> None:
         if phase == "reduced":

@@ -41,6 +41,8 @@ def main():
         refused("no parallel_state", session.attach, [], None, data=None)
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
         model = build_model(Namespace(pipeline=2, chunks=1))
+        if "--diverged" in sys.argv:
+            next(model[0].parameters()).data.fill_(torch.nan)
         optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), model)
 
         def data(pipeline):
