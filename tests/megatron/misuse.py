@@ -59,7 +59,8 @@ def main():
         refused("a forward before the loop", session.forward_backward, forward_step, **SIZES)
         refused("an evaluation before the loop", session.evaluate, forward_step, data=data, **SIZES)
         for _ in session.steps():
-            session.forward_backward(detached if "--detached" in sys.argv else forward_step, **SIZES)
+            sizes = SIZES | {"seq_length": 32} if "--short" in sys.argv else SIZES
+            session.forward_backward(detached if "--detached" in sys.argv else forward_step, **sizes)
             refused("a second forward", session.forward_backward, forward_step, **SIZES)
             session.optimizer_step()
             refused("a second step", session.optimizer_step)

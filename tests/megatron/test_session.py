@@ -413,6 +413,7 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     [
         ("--initialized", JobError, "remove init_process_group"),
         ("--diverged", RunError, "worker 0.0 has weights that are NaN at the start"),
+        ("--short", RunError, r"0F0.0: the forward step returns \[64, 2, 64\] of float32"),
         ("--detached", RunError, "1F0.0: the loss of the forward step has no gradient"),
     ],
 )
