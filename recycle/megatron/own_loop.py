@@ -172,6 +172,8 @@ class Session:
             self._process.end(str(error), REFUSED)
         if error is not None and not isinstance(error, SystemExit):
             self._failure = _described(error)
+            atexit.unregister(self._end)
+            atexit.register(self._end)  # now the first, so that it can call the others: each of them once
         if error is not None or self._script is None:
             return
         if not self.is_finished():

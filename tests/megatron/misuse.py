@@ -1,5 +1,6 @@
 """A script that calls its session wrongly, prints what is refused, trains nevertheless, and does more afterwards."""
 
+import atexit
 import sys
 import time
 from argparse import Namespace
@@ -37,6 +38,7 @@ def main():
     if "--initialized" in sys.argv:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     with recycle.megatron.session() as session:
+        atexit.register(print, "at exit", flush=True)
         refused("a second session", recycle.megatron.session)
         refused("no parallel_state", session.attach, [], None, data=None)
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
