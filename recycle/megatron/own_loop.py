@@ -228,7 +228,9 @@ class Session:
         models = list(model) if isinstance(model, Sequence) else [model]
         _require_kinds(models, optimizer, others, data)
         if not isinstance(step, int) or not 0 <= step < self.job.train.steps:
-            raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
+            is_over = "; nothing is left to train" if step == self.job.train.steps else ""
+            last = self.job.train.steps - 1
+            raise RunError(f"step: {step!r} is not one of the run's, 0 to {last} ([train] steps){is_over}")
         process = self._process
         self._script = Script(self.job, self.world, models, optimizer, others, data)
         self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
