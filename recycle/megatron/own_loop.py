@@ -50,7 +50,7 @@ from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import loop_placement
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
@@ -423,7 +423,7 @@ class Session:
         source, shape = self._own_schedule, self.job.shape
         if source is None:
             return ""
-        schedule = named_schedule(source, shape) if isinstance(source, str) else source
+        schedule = source if isinstance(source, Schedule) else named_schedule(str(source), shape)
         if schedule.shape != shape or schedule.failed:
             raise ScheduleError("session(schedule=...): is not a schedule of all workers of the job's [shape]")
         if schedule.placement != loop_placement(shape):
