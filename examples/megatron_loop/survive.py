@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
     parser.add_argument("--profile", type=Path, help="file for the measured times and bytes")
     given = parser.parse_args()
+    if given.instances and given.checkpoints is not None:
+        parser.error("--checkpoints: the state_dict() of a distributed optimizer lacks its moments")
     torch.manual_seed(1234)
     with recycle.megatron.session(given.schedule) as session:  # + instead of init_process_group
         parallel_state.initialize_model_parallel(

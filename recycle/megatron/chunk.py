@@ -35,6 +35,7 @@ class Call:
     """Arguments of one call of the loop, and its results.
 
     Attributes:
+        message: shape and type of what stages send (`message_of`).
         tokens: tokens that the loss functions counted, summed as in megatron-core.
         kept: values that the loss function returns for each micro-batch; in order they are the call's result.
         losses: loss of each micro-batch that ended here, divided by the number of micro-batches, on the device.
@@ -49,6 +50,7 @@ class Call:
     collect_non_loss_data: bool
     first_val_step: bool | None
     sync: GradientSync
+    message: tuple[tuple[int, ...], torch.dtype]
     tokens: torch.Tensor
     kept: dict[MicroBatch, list[Any]] = field(default_factory=dict)
     losses: dict[MicroBatch, torch.Tensor] = field(default_factory=dict)
@@ -72,6 +74,11 @@ def message_of(
         cp_group=groups.cp,
     )[0]
     return tuple(shape), config.pipeline_dtype or config.params_dtype
+
+
+def _described(message: tuple[tuple[int, ...], torch.dtype]) -> str:
+    shape, dtype = message
+    return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
 
 
 class ModelChunk:
@@ -172,6 +179,11 @@ class ModelChunk:
                 " depends on the model's output, not detached"
             )
         sent: torch.Tensor | None = None if self._is_last else output.detach()
+        if sent is not None and (message := (tuple(sent.shape), sent.dtype)) != call.message:
+            raise RunError(
+                f"{self._stage}F{micro_batch}: the forward step returns {_described(message)}, and seq_length,"
+                f" micro_batch_size and the config give {_described(call.message)}; correct the arguments"
+            )
         if self._is_last and not call.forward_only:
             call.losses[micro_batch] = output.detach()
         if not call.forward_only:

@@ -126,6 +126,7 @@ class ForwardBackward:
             collect_non_loss_data,
             first_val_step,
             GradientSync(config, models, order.completing),
+            message,
             torch.zeros([], dtype=torch.int, device=device),
         )
         if config.timers is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from recycle.errors import ScheduleError
 from recycle.ir.check import check, require_no_errors
@@ -29,7 +30,7 @@ from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch, Shape, Worker
 
-ScheduleSource = Schedule | str
+ScheduleSource = Schedule | str | Path
 """A schedule, the name of a family, or the path of a schedule file."""
 _KNOWN = (Forward, Backward, BackwardInput, BackwardWeight, OverlappedPair, Transfer, ReduceGradients, OptimizerStep)
 
@@ -118,7 +119,7 @@ def schedule_in(source: ScheduleSource, grid: MegatronGrid, micro_batches: int) 
     """Return the given schedule, or build or read the named one. Raises ScheduleError, JobError."""
     if isinstance(source, Schedule):
         return source
-    return named_schedule(source, Shape(1, grid.ranks, micro_batches, grid.chunks))
+    return named_schedule(str(source), Shape(1, grid.ranks, micro_batches, grid.chunks))
 
 
 def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:

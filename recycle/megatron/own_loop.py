@@ -50,7 +50,7 @@ from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import loop_placement
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
@@ -172,6 +172,8 @@ class Session:
             self._process.end(str(error), REFUSED)
         if error is not None and not isinstance(error, SystemExit):
             self._failure = _described(error)
+            atexit.unregister(self._end)
+            atexit.register(self._end)  # now the first, so that it can call the others: each of them once
         if error is not None or self._script is None:
             return
         if not self.is_finished():
@@ -226,7 +228,9 @@ class Session:
         models = list(model) if isinstance(model, Sequence) else [model]
         _require_kinds(models, optimizer, others, data)
         if not isinstance(step, int) or not 0 <= step < self.job.train.steps:
-            raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
+            is_over = "; nothing is left to train" if step == self.job.train.steps else ""
+            last = self.job.train.steps - 1
+            raise RunError(f"step: {step!r} is not one of the run's, 0 to {last} ([train] steps){is_over}")
         process = self._process
         self._script = Script(self.job, self.world, models, optimizer, others, data)
         self._stages = ScriptStages(self.job, self.worker, self._script, self.world, process.is_first)
@@ -419,7 +423,7 @@ class Session:
         source, shape = self._own_schedule, self.job.shape
         if source is None:
             return ""
-        schedule = named_schedule(source, shape) if isinstance(source, str) else source
+        schedule = source if isinstance(source, Schedule) else named_schedule(str(source), shape)
         if schedule.shape != shape or schedule.failed:
             raise ScheduleError("session(schedule=...): is not a schedule of all workers of the job's [shape]")
         if schedule.placement != loop_placement(shape):
@@ -524,11 +528,16 @@ class _SessionHook(IterationHook):
         self._receivers = []
 
     def _require_equal_weights(self, peers: Peers, committed: int) -> None:
-        own, checksums = self._world.worker, peers.gather(None, self._script.checksum())
-        for worker, checksum in checksums.items():
-            if worker.rank == own.rank and not torch.equal(checksum, checksums[own]):
-                when = f"after step {committed}" if committed >= 0 else "at the start; seed it alike in all processes"
-                raise RunError(f"workers {own} and {worker} have different weights of one stage {when}")
+        """Raise RunError in all processes, with one text: the script is then not started again for the same error."""
+        moment = f"after step {committed}" if committed >= 0 else "at the start"
+        checksums, firsts = peers.gather(None, self._script.checksum()), dict[int, Worker]()
+        for worker, checksum in sorted(checksums.items()):
+            first = firsts.setdefault(worker.rank, worker)
+            if checksum.isnan().any():
+                raise RunError(f"worker {worker} has weights that are NaN {moment}")
+            if not torch.equal(checksum, checksums[first]):
+                remedy = "" if committed >= 0 else "; seed it alike in all processes"
+                raise RunError(f"workers {first} and {worker} have different weights of one stage {moment}{remedy}")
 
     def reach(self, phase: Phase, step: int) -> None:
         if phase == "reduced":

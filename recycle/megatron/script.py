@@ -231,6 +231,7 @@ class Script:
             False,
             None,
             GradientSync(config, self.models, self.completing),
+            message,
             torch.zeros([], dtype=torch.int, device=next(self.models[0].parameters()).device),
         )
         for index, stage in self.stages.items():

@@ -1,5 +1,6 @@
 """A script that calls its session wrongly, prints what is refused, trains nevertheless, and does more afterwards."""
 
+import atexit
 import sys
 import time
 from argparse import Namespace
@@ -37,10 +38,13 @@ def main():
     if "--initialized" in sys.argv:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     with recycle.megatron.session() as session:
+        atexit.register(print, "at exit", flush=True)
         refused("a second session", recycle.megatron.session)
         refused("no parallel_state", session.attach, [], None, data=None)
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
         model = build_model(Namespace(pipeline=2, chunks=1))
+        if "--diverged" in sys.argv:
+            next(model[0].parameters()).data.fill_(torch.nan)
         optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), model)
 
         def data(pipeline):
@@ -57,7 +61,8 @@ def main():
         refused("a forward before the loop", session.forward_backward, forward_step, **SIZES)
         refused("an evaluation before the loop", session.evaluate, forward_step, data=data, **SIZES)
         for _ in session.steps():
-            session.forward_backward(detached if "--detached" in sys.argv else forward_step, **SIZES)
+            sizes = SIZES | {"seq_length": 32} if "--short" in sys.argv else SIZES
+            session.forward_backward(detached if "--detached" in sys.argv else forward_step, **sizes)
             refused("a second forward", session.forward_backward, forward_step, **SIZES)
             session.optimizer_step()
             refused("a second step", session.optimizer_step)

@@ -6,6 +6,7 @@ import pytest
 
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.megatron.order import MegatronGrid, schedule_in
 from tests.megatron.jobs import Case, Jobs, Result, Timers, build, differing, forward_step, half
 
 pytestmark = pytest.mark.process
@@ -190,6 +191,12 @@ def test_unfit_schedule_is_refused_at_the_first_call(jobs, case, message):
     with pytest.raises(RuntimeError, match=message) as refusal:
         jobs.run(case)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_schedule_file_may_be_given_as_a_path(tmp_path):
+    schedule, path = one_f_one_b(Shape(1, 2, 4)), tmp_path / "own.json"
+    path.write_text(schedule.dumps())
+    assert schedule_in(path, MegatronGrid(0, 2, 0, 1, 1), 4) == schedule
 
 
 def _called(case: Case, chunks):

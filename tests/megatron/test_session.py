@@ -405,16 +405,20 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     assert len(result.losses) in (1, 2)
     log = (result.directory / "logs" / "0.0.log").read_text()
     assert log.count("refused:") == 11 + 2 * len(result.losses), log
-    assert log.endswith("ended\n")  # what follows the session is not cut off
+    assert log.endswith("ended\nat exit\n")  # what follows the session is not cut off
 
 
 @pytest.mark.parametrize(
     ("option", "error", "message"),
     [
         ("--initialized", JobError, "remove init_process_group"),
+        ("--diverged", RunError, "worker 0.0 has weights that are NaN at the start"),
+        ("--short", RunError, r"0F0.0: the forward step returns \[64, 2, 64\] of float32"),
         ("--detached", RunError, "1F0.0: the loss of the forward step has no gradient"),
     ],
 )
-def test_a_script_is_told_what_it_does_wrong(survive, option, error, message):
+def test_a_script_is_told_what_it_does_wrong(survive, option, error, message, tmp_path_factory):
     with pytest.raises(error, match=message):
         survive(job(pipelines=1), option, script=MISUSE)
+    run = max(tmp_path_factory.getbasetemp().glob("run*"), key=lambda path: path.stat().st_mtime)
+    assert all(log.read_text().count("at exit") <= 1 for log in run.glob("logs/0.?.log"))

@@ -282,6 +282,8 @@ class Leader(Generations):
     def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
         message, lines = f"worker {worker} {as_clause(cause)} during start-up", self.processes[worker].lines
+        if self.run.is_script and cause.endswith(" exit code 0"):
+            message += ": its script has called no session.attach (docs/guides/own-loop.md)"
         if not self._can_restore:
             if cause.endswith(REFUSED_THE_JOB):
                 raise JobError(lines.rpartition(" ends: ")[2] or message)

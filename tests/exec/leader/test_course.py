@@ -75,6 +75,15 @@ def test_job_that_a_worker_refuses_is_an_error_of_the_job():
         driver.tick()
 
 
+def test_a_script_without_a_session_is_told_so():
+    driver = begun(script_restarts=0)
+    driver.starts_up = False
+    driver.tick()
+    driver.end(Worker(0, 1), "ended with exit code 0", "")
+    with pytest.raises(RunError, match=r"has called no session\.attach"):
+        driver.tick()
+
+
 def test_resumed_run_starts_its_workers_from_the_checkpoint():
     driver = begun(Begin(checkpoint=STORED, generation=5, kept=frozenset({3})))
     assert driver.events("restored") == [
