@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
@@ -268,6 +268,17 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.wait_for_selector("#headline:has-text('period 11')")
     drawn(page, "schedules-0", "schedules-1")
     assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
+    # A folded group stays folded, and the panel open, although the selection is in the group.
+    changed = {**dict(parse_qsl(link[1:])), "fold": "0.1.2", "lanes": "0-3", "panel": "explain"}
+    page.goto(f"{address}/?{urlencode(changed)}")
+    drawn(page, "schedules-0", "schedules-1")
+    page.wait_for_selector("text=over the makespan of 11;")
+    shown = "() => { const { rows, selected } = recycle.active; return [rows.count, selected >= 0]; }"
+    assert page.evaluate(shown) == [3, True]
+    page.evaluate("() => { const view = recycle.views.get('schedules-0'); recycle.use(view); view.select(0); }")
+    page.wait_for_function("() => location.search.includes('view=schedules-0')")
+    page.go_back()  # to the timeline before
+    page.wait_for_selector("#headline:has-text('period 11')")
 
 
 def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 /* The address keeps view, window, rows, selection and layers. A selection is a step of the browser's history. An address of
    other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
-import { LAYERS, lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
+import { LAYERS, inSight, lastShown, readAddress, state, viewInUse, views, writeAddress } from "viz/page.js";
 const WAIT = 300;
 let timer = null;
 
@@ -71,14 +71,14 @@ function mark(view, query, selected, same) {
   if (isNamed && query.get("plan") !== null && !same) {
     view.announce("The link was made for different lanes: its selection is ignored.");
   } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
-    if (view.selected !== selected) view.select(selected);
+    if (view.selected !== selected) view.select(selected, true, false);
   } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
-    view.selectGap(lane, from, to);
+    view.selectGap(lane, from, to, true);
   }
 }
 
 window.addEventListener("popstate", () => {
-  const view = viewInUse(), query = readAddress();
+  const query = readAddress(), named = views.get(query.get("view")), view = inSight(named?.root) ? named : viewInUse();
   if (!view) return;
   clearTimeout(timer);
   if (query.get("sel") === null && query.get("gap") === null) view.clear();

@@ -59,8 +59,9 @@ export function showMode(_, page) {
   if (!root.hidden && drawn === page && before !== page) {
     for (const view of views.values()) if (view.page === page) modes.carry(view);
     const now = viewInUse();
-    if (now?.chosenLane >= 0) now._send(now.gap || { operation: now.selected }); else setProps("bench-choice", { data: null });
+    if (now?.chosenLane >= 0) now._sendChosen(); else setProps("bench-choice", { data: null });
   }
   dock.tell();
+  dock.namePanel();
   return no_update;
 }
