@@ -268,6 +268,8 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.wait_for_selector("#headline:has-text('period 11')")
     drawn(page, "schedules-0", "schedules-1")
     assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
+    windows = "() => ['schedules-0', 'schedules-1'].map((name) => recycle.views.get(name).view.t1)"
+    assert page.evaluate(windows) == [4, 4]
     # A folded group stays folded, and the panel open, although the selection is in the group.
     changed = {**dict(parse_qsl(link[1:])), "fold": "0.1.2", "lanes": "0-3", "panel": "explain"}
     page.goto(f"{address}/?{urlencode(changed)}")

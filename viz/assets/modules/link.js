@@ -3,7 +3,7 @@
 import { notesAsText, notesOf } from "viz/notes.js";
 import { LAYERS, inSight, lastShown, readAddress, state, viewInUse, views, writeAddress } from "viz/page.js";
 const WAIT = 300;
-let timer = null;
+let timer = null, write = null; // what is to be written to the address
 
 /* The name of the lanes in the address; for embedded lanes their last bytes, a checksum. */
 const digest = (view) => {
@@ -15,7 +15,8 @@ const short = (value) => String(+value.toPrecision(9));
 export function remember(view) {
   if (state.active !== view || !view.used) return;
   clearTimeout(timer);
-  timer = setTimeout(() => {
+  timer = setTimeout(writeNow, WAIT);
+  write = () => {
     if (!view.root.isConnected || !view.isInSight) return;
     const { t0, t1, y0, y1 } = view.view, query = readAddress();
     const words = {
@@ -33,14 +34,19 @@ export function remember(view) {
     const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before && !view.isCarried;
     view.isCarried = false;
     writeAddress(query, isStep);
-  }, WAIT);
+  };
+}
+
+export function writeNow() {
+  write?.();
+  write = null;
 }
 
 export function restore(view) {
   const query = readAddress(), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
   const before = lastShown.get(view.name);
   if (query.get("view") !== view.name) {
-    if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) });
+    if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) }, true, false);
     return;
   }
   if (view.page === "validate" && before && query.get("plan") !== digest(view)) return; // another file was dropped
@@ -80,7 +86,7 @@ function mark(view, query, selected, same) {
 window.addEventListener("popstate", () => {
   const query = readAddress(), named = views.get(query.get("view")), view = inSight(named?.root) ? named : viewInUse();
   if (!view) return;
-  clearTimeout(timer);
+  write = null;
   if (query.get("sel") === null && query.get("gap") === null) view.clear();
   if (query.get("view") === view.name) restore(view);
   view.redraw();
