@@ -327,6 +327,9 @@ def test_lanes_have_the_times_of_the_newest_scenario(
     drawn(page, "schedules-0", "schedules-1")
     page.wait_for_function("() => recycle.views.get('schedules-0').table.span === 15")
     page.wait_for_selector("#headline:has-text('period 15')")
+    monkeypatch.setattr("viz.scenario.PageModel.under", lambda *_: None)  # a server that was started again
+    page.fill(".retime [data-field=F] input[type=text]", "4")
+    page.wait_for_selector(".banner:has-text('Reload the page')")
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:

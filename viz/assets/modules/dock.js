@@ -136,7 +136,7 @@ export const dock = {
     const place = document.getElementById("headline");
     if (!place || (!figures && place.dataset.of === address)) return;
     place.dataset.of = address;
-    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer)).headline : []);
+    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer).catch(() => ({ headline: [] }))).headline : []);
     if (place.dataset.of === address) place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
   },
 
