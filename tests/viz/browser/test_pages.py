@@ -486,6 +486,9 @@ def test_the_playground_draws_dropped_files_or_explains(
     drop("plan.html", (tmp_path / "plan.html").read_text(), "plan.html: 37 operations")
     drop("trace.json", (run_dir / "trace.json").read_text(), "trace.json: ")
     assert page.locator(".dropped").count() == 1
+    drop("n.json", "null", "n.json cannot be drawn: it is damaged")
+    many = '{"traceEvents": [], "otherData": {"shape": {"pipelines": 100000, "ranks": 100000}}}'
+    drop("m.json", many, "m.json cannot be drawn: a page shows at most 65536 workers")
     drop("x.json", "{", "x.json cannot be drawn: neither JSON nor a page")
     drop("y.json", '{"traceEvents": []}', "y.json cannot be drawn: no timeline of recycle")
     drop("z.json", '{"programs": {}}', "a schedule has no times yet: recycle convert FILE timeline.json")
