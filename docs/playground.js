@@ -3,7 +3,7 @@
    texts are those of the example that the page was made with. */
 (function (recycle) {
   "use strict";
-  const NONE = 0xffffffff, MOST_BYTES = 2 ** 29, GUTTER = 20, CHARACTER = 6.8, GROUPS = 19, BUSY = 6;
+  const NONE = 0xffffffff, MOST_BYTES = 2 ** 29, MOST_LANES = 2 ** 16, GUTTER = 20, CHARACTER = 6.8, GROUPS = 19, BUSY = 6;
   const PAIR = /^\((\d+)F(\d+)\.(\d+);(\d+)B(\d+)\.(\d+)\)$/, SINGLE = /^(\d+)([A-Z_]+)(?:(\d+)\.(\d+))?(?:[@/].*)?$/;
   const { element } = recycle;
   let dropped = 0;
@@ -40,7 +40,9 @@
   function tableOf(trace, known) {
     const { shape, microseconds_per_unit: unit, failed: dead } = trace.otherData || {};
     if (!Array.isArray(trace.traceEvents) || !shape) throw new Error("no timeline of recycle: traceEvents and otherData.shape are missing");
-    const found = operations(trace, known, shape), lanes = shape.pipelines * shape.ranks, seconds = 1e6;
+    const lanes = shape.pipelines * shape.ranks, seconds = 1e6;
+    if (!(lanes <= MOST_LANES)) throw new Error(`a page shows at most ${MOST_LANES} workers`);
+    const found = operations(trace, known, shape);
     if (!found.length) throw new Error("it holds no instruction");
     const first = found.reduce((least, one) => Math.min(least, one.ts), Infinity), offsets = new Uint32Array(lanes + 1);
     for (const { lane } of found) offsets[lane + 1]++;
@@ -117,7 +119,7 @@
       show(example, table, file.name);
       status.textContent = `${file.name}: ${table.length.toLocaleString("en")} operations on ${table.lanes} workers. It did not leave this browser.`;
     } catch (error) {
-      status.textContent = `${file.name} cannot be drawn: ${error.message}`;
+      status.textContent = `${file.name} cannot be drawn: ${error.constructor === Error ? error.message : "it is damaged"}`;
     }
   }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
@@ -268,6 +268,19 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.wait_for_selector("#headline:has-text('period 11')")
     drawn(page, "schedules-0", "schedules-1")
     assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
+    windows = "() => ['schedules-0', 'schedules-1'].map((name) => recycle.views.get(name).view.t1)"
+    assert page.evaluate(windows) == [4, 4]
+    # A folded group stays folded, and the panel open, although the selection is in the group.
+    changed = {**dict(parse_qsl(link[1:])), "fold": "0.1.2", "lanes": "0-3", "panel": "explain"}
+    page.goto(f"{address}/?{urlencode(changed)}")
+    drawn(page, "schedules-0", "schedules-1")
+    page.wait_for_selector("text=over the makespan of 11;")
+    shown = "() => { const { rows, selected } = recycle.active; return [rows.count, selected >= 0]; }"
+    assert page.evaluate(shown) == [3, True]
+    page.evaluate("() => { const view = recycle.views.get('schedules-0'); recycle.use(view); view.select(0); }")
+    page.wait_for_function("() => location.search.includes('view=schedules-0')")
+    page.go_back()  # to the timeline before
+    page.wait_for_selector("#headline:has-text('period 11')")
 
 
 def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +327,9 @@ def test_lanes_have_the_times_of_the_newest_scenario(
     drawn(page, "schedules-0", "schedules-1")
     page.wait_for_function("() => recycle.views.get('schedules-0').table.span === 15")
     page.wait_for_selector("#headline:has-text('period 15')")
+    monkeypatch.setattr("viz.scenario.PageModel.under", lambda *_: None)  # a server that was started again
+    page.fill(".retime [data-field=F] input[type=text]", "4")
+    page.wait_for_selector(".banner:has-text('Reload the page')")
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:
@@ -470,6 +486,9 @@ def test_the_playground_draws_dropped_files_or_explains(
     drop("plan.html", (tmp_path / "plan.html").read_text(), "plan.html: 37 operations")
     drop("trace.json", (run_dir / "trace.json").read_text(), "trace.json: ")
     assert page.locator(".dropped").count() == 1
+    drop("n.json", "null", "n.json cannot be drawn: it is damaged")
+    many = '{"traceEvents": [], "otherData": {"shape": {"pipelines": 100000, "ranks": 100000}}}'
+    drop("m.json", many, "m.json cannot be drawn: a page shows at most 65536 workers")
     drop("x.json", "{", "x.json cannot be drawn: neither JSON nor a page")
     drop("y.json", '{"traceEvents": []}', "y.json cannot be drawn: no timeline of recycle")
     drop("z.json", '{"programs": {}}', "a schedule has no times yet: recycle convert FILE timeline.json")

@@ -1,4 +1,5 @@
 /* Controls whose value is kept in the page's address: read when the page opens, written when the value changes. */
+import { writeNow } from "viz/link.js";
 import { readAddress, setProps, writeAddress } from "viz/page.js";
 const controls = new Map(); // identifier -> {first, choices}: its initial value and the allowed values
 
@@ -31,6 +32,7 @@ export const valueOf = (id) => controls.get(id)?.now;
 
 /* The value to set: from the address at first, later none. */
 export function keepInAddress({ outputs_list: { id } }, value, choices) {
+  writeNow(); // a selection just before is an earlier step
   const query = readAddress(), { no_update } = window.dash_clientside;
   if (!controls.has(id)) {
     controls.set(id, { first: value, choices });

@@ -1,5 +1,6 @@
 /* The dock of the workbench: its open panel, side and size, kept in the browser; the panel also in the address. The server
    fills panels on request (stores `bench-PANEL`). */
+import { remember } from "viz/link.js";
 import { modes } from "viz/modes.js";
 import { element, followDrag, inSight, on, readAddress, setAttributes, setProps, state, store, stored, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
 import { fetchBytes, unpackAnswer } from "viz/table.js";
@@ -7,7 +8,7 @@ const KEY = "recycle-dock", WAIT = 150, MIN_SIZE = 180, STEP = 40, ROOM = 260;
 const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
 const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...stored(KEY) };
 const sent = new Map(); // identifier of a store -> its last content
-let timer = null;
+let timer = null, naming = null;
 
 const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
 const side = () => chosen.side || (window.innerWidth >= 1100 ? "right" : "below");
@@ -72,8 +73,10 @@ function tellStore(id, data) {
 
 /* Make a timeline the current one, for keys, panels and the bar. */
 export function useView(view) {
+  const isOther = state.active !== view || !view.used;
   state.active = view;
   view.used = true;
+  if (isOther) { view._sendChosen(); remember(view); }
   dock.tell();
 }
 
@@ -95,6 +98,17 @@ export const dock = {
     query.set("panel", name);
     writeAddress(query);
     changed();
+  },
+
+  /* After a change of the mode: name its panel in the address, where the name of the mode has been written first. */
+  namePanel() {
+    clearTimeout(naming);
+    naming = setTimeout(() => {
+      const root = bench(), query = readAddress(), name = root && chosen.panels[root.dataset.page];
+      if (named) return;
+      if (name) query.set("panel", name); else query.delete("panel");
+      writeAddress(query);
+    }, WAIT);
   },
 
   shut() { chosen.shut = !chosen.shut; changed(); },
@@ -122,7 +136,7 @@ export const dock = {
     const place = document.getElementById("headline");
     if (!place || (!figures && place.dataset.of === address)) return;
     place.dataset.of = address;
-    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer)).headline : []);
+    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer).catch(() => ({ headline: [] }))).headline : []);
     if (place.dataset.of === address) place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
   },
 
@@ -170,4 +184,5 @@ on("pointerdown", ".bench-split", (split, event) => {
 
 const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(NEW) || node.querySelector(NEW)));
 whenChanged(() => { apply(); dock.tell(); }, ["aria-selected"], (change) => change.type === "attributes" || isNew(change));
+window.addEventListener("popstate", () => { named = readAddress().get("panel"); apply(); dock.tell(); });
 window.addEventListener("resize", () => { document.documentElement.dataset.dock = chosen.shut ? "shut" : side(); });

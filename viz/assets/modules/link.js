@@ -1,9 +1,9 @@
 /* The address keeps view, window, rows, selection and layers. A selection is a step of the browser's history. An address of
    other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
-import { LAYERS, lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
+import { LAYERS, inSight, lastShown, readAddress, state, viewInUse, views, writeAddress } from "viz/page.js";
 const WAIT = 300;
-let timer = null;
+let timer = null, write = null; // what is to be written to the address
 
 /* The name of the lanes in the address; for embedded lanes their last bytes, a checksum. */
 const digest = (view) => {
@@ -15,7 +15,8 @@ const short = (value) => String(+value.toPrecision(9));
 export function remember(view) {
   if (state.active !== view || !view.used) return;
   clearTimeout(timer);
-  timer = setTimeout(() => {
+  timer = setTimeout(writeNow, WAIT);
+  write = () => {
     if (!view.root.isConnected || !view.isInSight) return;
     const { t0, t1, y0, y1 } = view.view, query = readAddress();
     const words = {
@@ -33,14 +34,19 @@ export function remember(view) {
     const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before && !view.isCarried;
     view.isCarried = false;
     writeAddress(query, isStep);
-  }, WAIT);
+  };
+}
+
+export function writeNow() {
+  write?.();
+  write = null;
 }
 
 export function restore(view) {
   const query = readAddress(), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
   const before = lastShown.get(view.name);
   if (query.get("view") !== view.name) {
-    if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) });
+    if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) }, true, false);
     return;
   }
   if (view.page === "validate" && before && query.get("plan") !== digest(view)) return; // another file was dropped
@@ -71,16 +77,16 @@ function mark(view, query, selected, same) {
   if (isNamed && query.get("plan") !== null && !same) {
     view.announce("The link was made for different lanes: its selection is ignored.");
   } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
-    if (view.selected !== selected) view.select(selected);
+    if (view.selected !== selected) view.select(selected, true, false);
   } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
-    view.selectGap(lane, from, to);
+    view.selectGap(lane, from, to, true);
   }
 }
 
 window.addEventListener("popstate", () => {
-  const view = viewInUse(), query = readAddress();
+  const query = readAddress(), named = views.get(query.get("view")), view = inSight(named?.root) ? named : viewInUse();
   if (!view) return;
-  clearTimeout(timer);
+  write = null;
   if (query.get("sel") === null && query.get("gap") === null) view.clear();
   if (query.get("view") === view.name) restore(view);
   view.redraw();

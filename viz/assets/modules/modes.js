@@ -1,6 +1,7 @@
 /* Modes of the workbench: pages whose lanes, controls and panels are visible. The previous mode's lanes stay while the new
    one has none. The new mode takes over window and selection as far as possible. */
 import { dock, useView } from "viz/dock.js";
+import { writeNow } from "viz/link.js";
 import { readAddress, setProps, viewInUse, views } from "viz/page.js";
 let drawn = null, left = null; // the page with visible lanes; the state of the view that was current before the mode changed
 
@@ -51,6 +52,7 @@ export function showMode(_, page) {
   const root = document.querySelector(".bench"), { no_update } = window.dash_clientside;
   if (!root || root.dataset.page === page) return no_update;
   const used = viewInUse();
+  writeNow();
   if (used) left = snapshot(used);
   root.dataset.page = page;
   show(root, of(root, page).dataset.opened !== undefined);
@@ -59,8 +61,9 @@ export function showMode(_, page) {
   if (!root.hidden && drawn === page && before !== page) {
     for (const view of views.values()) if (view.page === page) modes.carry(view);
     const now = viewInUse();
-    if (now?.chosenLane >= 0) now._send(now.gap || { operation: now.selected }); else setProps("bench-choice", { data: null });
+    if (now?.chosenLane >= 0) now._sendChosen(); else setProps("bench-choice", { data: null });
   }
   dock.tell();
+  dock.namePanel();
   return no_update;
 }

@@ -62,8 +62,8 @@ export async function apply() {
   fitSpans(all);
   for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
   for (const view of all) view.outlineBefore();
-  if (active >= 0) dock.headline(addresses[active], headline);
-  return say("");
+  if (active >= 0 && addresses[active]) dock.headline(addresses[active], headline);
+  return say(addresses.every(Boolean) ? "" : "The server no longer has some of these lanes, which stay as they were. Reload the page.");
 }
 
 /* Called with the two texts: by Dash, and whenever one changes. */

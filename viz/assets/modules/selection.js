@@ -21,11 +21,11 @@ export const selectionMethods = {
     this._send({ lane });
   },
 
-  /* `quietly`: keep the open panel. */
-  select(operation, quietly = false) {
+  /* `quietly`: keep the open panel; `reveals`: scroll to it. */
+  select(operation, quietly = false, reveals = true) {
     if (this.flow && !this.flow.includes(operation)) this.flow = null;
     this._choose(this.table.laneOf(operation), operation, null);
-    this._reveal(operation);
+    if (reveals) this._reveal(operation);
     this.announce(this.table.describe(operation, this.lane).join("; "));
     if (!quietly) dock.open("selection");
     this._send({ operation }, quietly ? LATER : SEND);
@@ -127,6 +127,8 @@ export const selectionMethods = {
     this.status.textContent = text;
     remember(this);
   },
+
+  _sendChosen() { if (this.chosenLane >= 0) this._send(this.gap || { operation: this.selected }); },
 
   _send(choice, wait = SEND) {
     const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });

@@ -62,6 +62,7 @@ export class View {
     fitSpans([this]);
     restore(this);
     modes.carry(this);
+    if (state.active?.used && this.linkedViews.includes(state.active)) state.active._follow();
     this.redraw();
     dock.tell();
   }
