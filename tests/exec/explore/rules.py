@@ -466,11 +466,17 @@ class Rules:
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not any(AgentExit.STOPPED in exits for exits in self._cluster.exits.values())  # all were asked to leave
+            and not self._is_over_for_another
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
+
+    @property
+    def _is_over_for_another(self) -> bool:
+        """Whether all workers of an agent were asked to leave, or it waited for etcd in vain and took workers along."""
+        exits = [exit for of_node in self._cluster.exits.values() for exit in of_node]
+        return any(exit is AgentExit.STOPPED or "does not answer" in str(exit) for exit in exits)
 
     def ended(self) -> None:
         """The run is over."""
