@@ -196,7 +196,7 @@ def train_here(
                 command=command,
                 script_restarts=script_restarts,
             )
-            code = TERMINATED if stop.is_set() else 0  # 0 if the user's script has ended the run
+            code = TERMINATED if stop.is_set() or not command else 0  # 0 if the user's script has ended the run
         except KeyboardInterrupt:
             moment = f"after step {lines.last}" if lines.last >= 0 else "before the first step"
             print_line(f"\ninterrupted {moment}; all workers have ended; run directory {directory}")
