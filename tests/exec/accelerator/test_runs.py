@@ -61,8 +61,11 @@ def test_fault_is_detected_in_its_phases_and_changes_no_bit(name, struck, launch
 
 
 def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch):
+    """They form twice if a process whose own timeout is not over keeps an idle communicator with the other end of the cut."""
     run = train(launch, Simulated, "cut=1.0:1.1@3", transport_timeout=3.0)
-    assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
+    first, fault, *again = [kind for kind in kinds(run) if kind != "undone"]
+    assert (first, fault, set(again)) == ("generation", "fault", {"generation"})
+    assert len(again) <= 2
 
 
 def test_stuck_device_is_fenced_and_neither_a_slow_one_nor_hosts_with_full_launch_queues(launch):
