@@ -55,7 +55,7 @@ def main():
         refused("no optimizer", session.attach, model, None, data=data)
         refused("an object without a state", session.attach, model, optimizer, 5, data=data)
         refused("an iterator", session.attach, model, optimizer, data=data(0))
-        refused("a step that is no number", session.attach, model, optimizer, data=data, step=1.0)
+        refused("a step that is not a number", session.attach, model, optimizer, data=data, step=1.0)
         session.attach(model, optimizer, data=data)
         refused("a second model", session.attach, model, optimizer, data=data)
         refused("a forward before the loop", session.forward_backward, forward_step, **SIZES)

@@ -77,7 +77,7 @@ class RunPage(PageOfRun):
         return {"min": changes[0], "max": changes[-1], "marks": marks, "value": first, "tooltip": tooltip}
 
     def player(self, state: dict[str, dict[str, Any]]) -> html.Div:
-        """Build the buttons of `assets/modules/player.js`. Those of moves stay when a live run is read again."""
+        """Build the buttons of `assets/modules/player.js`, which stay when a live run is read again."""
         moves = _MOVES.items()
         buttons = [
             parts.tag(html.Button, text, title=title, aria_label=title, data_go=move) for move, (text, title) in moves

@@ -61,7 +61,7 @@ def test_fault_is_detected_in_its_phases_and_changes_no_bit(name, struck, launch
 
 
 def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch):
-    """They form twice if a process whose own timeout is not over keeps an idle communicator with the other end of the cut."""
+    """They form twice if a process whose own timeout is not over keeps an idle communicator across the cut."""
     run = train(launch, Simulated, "cut=1.0:1.1@3", transport_timeout=3.0)
     first, fault, *again = [kind for kind in kinds(run) if kind != "undone"]
     assert (first, fault, set(again)) == ("generation", "fault", {"generation"})
