@@ -225,9 +225,8 @@ class PlansPage(Page):
             State(FAILED, "value"),
             trail_now,
             prevent_initial_call=True,
-            running=[
-                (self.output("workers", "className"), "busy", "")
-            ],  # two presses at once would both change one text
+            # Two presses at once would both change one text.
+            running=[(self.output("workers", "className"), "busy", "")],
         )
         def change(*values: Any) -> Any:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]

@@ -150,7 +150,7 @@ class Membership(RunState):
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
     def _is_last_host(self, node: int) -> bool:
-        """Whether the node has layers that no other worker has, apart from stuck ones and those of absent agents."""
+        """Whether a layer would be lost with this node and with all stuck workers and absent agents."""
         running = [worker for worker in self.holders if self.processes[worker].is_running]
         stuck = self.detector.stuck(running, self.limits.dead_after / 2)
         away = {node for node, agent in self._agents.items() if agent.absent is not None}
