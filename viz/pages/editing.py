@@ -16,7 +16,6 @@ from flask import Response, abort, request
 from recycle.ir.event_graph import load_compiled
 from recycle.ir.instruction import AsyncInstruction, StageWide, is_kind
 from recycle.ir.schedule import Schedule
-from viz.details import headline
 from viz.lane_cache import BoundedCache, LaneCache, TimelineContext, lanes_address
 from viz.pages.lanes_view import answer
 from viz.scenario import COMPILED_ROWS
@@ -68,8 +67,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         edits.put(address, (schedule, context))
         first = next(iter(file.findings), None)
         message = f"{first.severity}: {first.message}" if first else "valid"
-        content = {"addresses": [address], "message": message, "headline": headline(lanes)}
-        return answer(content, [cache.get(address)])
+        return answer({"addresses": [address], "message": message}, [cache.get(address)])
 
     def saved(digest: str) -> Response:
         known = edits.get(f"lanes/{digest}.bin") or abort(404)

@@ -51,6 +51,12 @@ def drawn(page: Any, *names: str) -> None:
     page.wait_for_function("names => names.every(name => window.recycle?.views.get(name)?.drawn)", arg=list(names))
 
 
+WATCH = """() => {
+  told = [];
+  const note = () => told.push(document.querySelector('#headline strong').textContent);
+  new MutationObserver(note).observe(document.getElementById('headline'), { childList: true });
+}"""
+PERIOD = "period => document.querySelector('#headline strong')?.textContent === period"
 HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
 PRESS = """step => {
   const plot = document.querySelector('#time0-curves .js-plotly-plot');
@@ -297,6 +303,46 @@ def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monk
         page.wait_for_selector("text=over the makespan of 11;")
     page.wait_for_load_state("networkidle")
     assert page.locator("text=over the makespan of 9;").count() == 0
+
+
+def test_figures_are_those_of_the_timeline_in_use(journey: Any, address: str, healthy: Schedule) -> None:
+    def hold(page: Any, place: str, first: int = 0) -> list[Any]:
+        requests: list[Any] = []
+        page.route(place, lambda route: (requests.append(route), route.continue_() if len(requests) <= first else None))
+        return requests
+
+    def use(name: str, period: str) -> None:
+        page.evaluate("name => recycle.use(recycle.views.get(name))", name)
+        page.wait_for_function(PERIOD, arg=period)
+
+    page = journey("about:blank")
+    lanes = hold(page, "**/lanes/*.bin", 1)
+    page.goto(address + "/?pages=schedules&view=schedules-1")
+    drawn(page, "schedules-0")
+    page.evaluate("() => recycle.use(recycle.views.get('schedules-0'))")
+    lanes[1].continue_()  # lanes of the address come after another timeline was used
+    drawn(page, "schedules-1")
+    page.wait_for_timeout(300)
+    page.wait_for_function(PERIOD, arg="9")
+    page.unroute("**/lanes/*.bin")
+    page.click(".bench-tab:has-text('Scenario')")
+    page.fill(".retime [data-field=F] input[type=text]", "3")
+    page.wait_for_selector("#headline:has-text('period 15')")
+    scenarios = hold(page, "**/scenario")
+    page.fill(".retime [data-field=F] input[type=text]", "3.0")
+    page.wait_for_timeout(50)
+    use("schedules-1", "19")
+    page.evaluate(WATCH)
+    with page.expect_response("**/scenario"):
+        scenarios[0].continue_()
+    page.unroute("**/scenario")
+    page.wait_for_timeout(300)
+    assert set(page.evaluate("() => told")) <= {"19"}
+    use("schedules-0", "15")
+    page.evaluate("() => { document.activeElement.blur(); recycle.views.get('schedules-0').select(0); }")
+    page.keyboard.press(">")
+    expected = simulate(editing.move(healthy, 0, 0, 1), Profile.uniform(forward=3))
+    page.wait_for_function(PERIOD, arg=short(expected.period, 6))
 
 
 def test_quick_edits_follow_each_other(journey: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,8 +136,10 @@ export const dock = {
     const place = document.getElementById("headline");
     if (!place || (!figures && place.dataset.of === address)) return;
     place.dataset.of = address;
-    const shown = figures || (address ? (await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer).catch(() => ({ headline: [] }))).headline : []);
-    if (place.dataset.of === address) place.replaceChildren(...shown.map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
+    const answer = address && !figures ? await fetchBytes(address.replace("lanes/", "figures/")).then(unpackAnswer).catch(() => null) : { headline: figures || [] };
+    if (place.dataset.of !== address) return;
+    if (!answer) place.dataset.of = ""; // ask again
+    place.replaceChildren(...(answer?.headline || []).map(([name, value, title]) => element("span", { title }, `${name} `, element("strong", {}, value))));
   },
 
   /* List the matches of a search in their panel. */

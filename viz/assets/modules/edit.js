@@ -1,7 +1,6 @@
 /* Edits of an order on its lanes: an instruction moves in its worker's program, and the server checks and times the result
    (viz/pages/editing.py). The view keeps the addresses of the lanes before its edits, to undo them. */
 import { drawZoomBox } from "viz/axes.js";
-import { dock } from "viz/dock.js";
 import { element } from "viz/page.js";
 import { apply, fitSpans, given, hasServer, isGiven, post } from "viz/scenario.js";
 import { fetchTable } from "viz/table.js";
@@ -26,10 +25,9 @@ async function move(view, operation, to) {
   if (!hasServer() || view.root.dataset.timed || view.table.sources) throw new Error("not a schedule of its own");
   const lane = view.table.laneOf(operation), all = program(view, lane), place = all.indexOf(operation), before = given(view);
   if (place < 0 || to < 0 || to >= all.length || to === place) return;
-  const { addresses: [address], message, headline } = await post({ address: before, worker: lane, place, to }, "edit");
+  const { addresses: [address], message } = await post({ address: before, worker: lane, place, to }, "edit");
   view.edits.push(before);
   await showLanes(view, address);
-  dock.headline(view.root.dataset.address, headline);
   view.announce(message);
 }
 

@@ -43,6 +43,7 @@ export function writeNow() {
 }
 
 export function restore(view) {
+  writeNow(); // of another timeline that was used while this one was fetched
   const query = readAddress(), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
   const before = lastShown.get(view.name);
   if (query.get("view") !== view.name) {

@@ -62,7 +62,8 @@ export async function apply() {
   fitSpans(all);
   for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
   for (const view of all) view.outlineBefore();
-  if (active >= 0 && addresses[active]) dock.headline(addresses[active], headline);
+  const used = viewInUse(); // another one meanwhile, or edited
+  if (used && used === all[active] && used.root.dataset.address === addresses[active]) dock.headline(addresses[active], headline);
   return say(addresses.every(Boolean) ? "" : "The server no longer has some of these lanes, which stay as they were. Reload the page.");
 }
 
