@@ -141,6 +141,7 @@ class GenerationRecord(Progress):
         places: position -> position whose place on the nodes it uses, if different.
         incarnations: worker -> number of its latest process, from 0, if not 0.
         script_starts: how often all processes of the user's script were started again after the loss of a stage.
+        ran: the last generation that has run; 0 without one.
     """
 
     generation: int
@@ -158,6 +159,7 @@ class GenerationRecord(Progress):
     places: dict[str, str] = {}
     incarnations: dict[str, int] = {}
     script_starts: int = 0
+    ran: int = 0
 
     @property
     def has_gone_back(self) -> bool:

@@ -21,7 +21,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import holds_steps
 from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_directory import RunDirectory, lock_directory
+from recycle.exec.launch.run_directory import RunDirectory, identity_of, lock_directory
 from recycle.exec.protocol import RunInfo
 from recycle.job.sections import MembershipSection
 from recycle.plans import schedule_hash
@@ -58,12 +58,18 @@ def open_agreed_directory(
                     f"{path}: holds another run, which etcd does not have; start all agents with --resume to"
                     " continue it, or choose another --run directory"
                 )
+            before = identity_of(path)
             earlier = request.earlier_part(path) if resume else None
             if earlier is not None:
                 own = msgspec.structs.replace(own, started=own.started - earlier.seconds)
             directory = RunDirectory(path, request.job, earlier, own, lock)
-            if election.agree(own) != own:
-                raise JobError(f"node {node}: agents of run {run!r} use different --run directories; give all the same")
+            if (info := election.agree(own)) != own:
+                if info.identity != before:
+                    raise JobError(
+                        f"node {node}: agents of run {run!r} use different --run directories; give all the same"
+                    )
+                _require_same(own, info, election, node, run)  # of an agent that died while etcd wrote its description
+                directory.adopt(info)
     except BaseException:
         os.close(lock)
         raise

@@ -127,6 +127,13 @@ LATEST = "latest"
 """A link in the folder `runs` to the run that started last."""
 
 
+def identity_of(path: Path) -> str | None:
+    """Return the identity of the run that the agents of a directory agreed on; None without one."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (path / "run").read_text().strip()
+    return None
+
+
 class RunDirectory:
     """An open run directory, fresh or resumed. Only one process, or the agents of one run, can have it open.
 
@@ -192,7 +199,7 @@ class RunDirectory:
             require_unused(self.path)
             if (self.path / "metrics.jsonl").exists():
                 raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
-        elif holds_steps(self.path) and self._identity() != shared.identity:
+        elif holds_steps(self.path) and identity_of(self.path) != shared.identity:
             raise JobError(
                 f"{self.path}: holds another run than etcd; to continue it, start all agents with --resume and"
                 " an --id that etcd does not have, else choose another --run directory or remove it"
@@ -221,10 +228,10 @@ class RunDirectory:
         for file in source.iterdir():
             write_whole(target / file.name, read_whole(file, JobError))
 
-    def _identity(self) -> str | None:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return (self.path / "run").read_text().strip()
-        return None
+    def adopt(self, shared: RunInfo) -> None:
+        """Hold the run of `shared` instead."""
+        self.started = time.monotonic() - (time.time() - shared.started)
+        write_if_changed(self.path / "run", f"{shared.identity}\n")
 
     def _archive_earlier(self, earlier: ResumePoint, job: Job) -> None:
         """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""

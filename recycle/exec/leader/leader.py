@@ -463,7 +463,7 @@ class Leader(Generations):
 
     def _final_digests(self) -> dict[str, dict[int, str]] | None:
         """None while digests are missing. A worker that dies or hangs meanwhile does not affect the run."""
-        lost = self.detector.lost(self.live, self.now, self._final)
+        lost = self.silent_workers(self._final)
         waits = {worker for worker in self.live if not self._final.keys() >= set(self.members(worker))}
         for worker in sorted(waits):
             if (cause := self.processes[worker].how or lost.get(worker)) is not None:

@@ -139,9 +139,10 @@ class Membership(RunState):
         self.waited += passed
         was_reached, self._was_reached = self._was_reached, self.is_reached
         for node, agent in list(self._agents.items()):
-            if agent.absent is None or not (was_reached and self.is_reached):  # else this node may be cut off
+            if agent.absent is None:
                 continue
-            agent.absent += passed
+            # Without answers of etcd this node may be cut off, and the agent does not find its leader.
+            agent.absent = agent.absent + passed if was_reached and self.is_reached else 0.0
             if agent.absent <= self.limits.lease / 2:
                 continue
             # etcd may be slow to name this leader to it
@@ -158,11 +159,17 @@ class Membership(RunState):
         own = [worker for worker in running if self.node_of(worker) == node]
         return self.holdings.lost(heard) != self.holdings.lost([*heard, *own])
 
-    def silent_workers(self) -> dict[Worker, str]:
-        """Return what `Detector.lost` finds, without workers whose agents have not found this leader yet."""
-        lost = self.detector.lost(self.live, self.now)
-        unheard = {node for node, agent in self._agents.items() if agent.absent is not None and not agent.session}
-        return {worker: cause for worker, cause in lost.items() if self.node_of(worker) not in unheard}
+    def silent_workers(self, done: Collection[str] = ()) -> dict[Worker, str]:
+        """Return what `Detector.lost` finds, without workers of absent agents that may still be heard."""
+        lost = self.detector.lost(self.live, self.now, done)
+        return {worker: cause for worker, cause in lost.items() if not self._may_be_heard(self.node_of(worker))}
+
+    def _may_be_heard(self, node: int) -> bool:
+        """Whether an absent agent has not found this leader yet, or is the last host of a layer: `count_time` judges."""
+        agent = self._agents.get(node)
+        if agent is None or agent.absent is None:
+            return False
+        return not agent.session or self._is_last_host(node)
 
     def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
         for worker, process in self.processes.items():

@@ -281,8 +281,10 @@ class RunState(Outbox):
 
         `changes` are the fields that differ from the last record; the live workers' holdings stay by default.
         """
+        has_run = self._persisted_phase in ("running", "ended")
         common = {
             "generation": self.record.generation + 1,
+            "ran": self.record.generation if has_run else self.record.ran,
             "live": worker_names(self.live),
             "joins": worker_names(self.joined),
             "mode": "barrier",  # a repeated iteration must wait for its norm, and any other starts an empty pipeline

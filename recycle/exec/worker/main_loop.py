@@ -85,6 +85,7 @@ class MainLoop:
     def __post_init__(self) -> None:
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step undone last, until a generation forms
+        self._ran = 0  # the last generation that ran here
 
     def run(self) -> bool:
         return without_pauses(self.pauses())
@@ -93,6 +94,8 @@ class MainLoop:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
         before: GenerationRecord | None = None
         while (record := self.member.next_record()) is not None:
+            if before is not None and self._ran < before.generation == record.ran:
+                self._confirm(before)  # this process has missed the permission to run
             earlier = record.earlier  # if this process has missed it, the stages are still in its state
             if before is not None and earlier is not None and self.updates.all_at(earlier.step):
                 self._save(before, earlier)
@@ -111,6 +114,10 @@ class MainLoop:
             if commit is not None and commit.finished:
                 return True
         return False
+
+    def _confirm(self, record: GenerationRecord) -> None:
+        self.hosted.confirm()
+        self._ran = record.generation
 
     def _save(self, record: GenerationRecord, commit: Commit | None) -> None:
         for hook in self.hooks:
@@ -164,7 +171,7 @@ class MainLoop:
             self.member.send(Formed(copied=copied))
             if not self.member.permitted("run"):
                 return None
-            self.hosted.confirm()
+            self._confirm(record)
             iterations = Iterations(
                 generation=Generation(
                     record=record,
