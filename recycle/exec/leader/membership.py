@@ -165,7 +165,7 @@ class Membership(RunState):
         return {worker: cause for worker, cause in lost.items() if not self._may_be_heard(self.node_of(worker))}
 
     def _may_be_heard(self, node: int) -> bool:
-        """Whether an absent agent has not found this leader yet, or is the last host of a layer: `count_time` judges."""
+        """Whether `count_time` judges: an absent agent has not found this leader yet, or is a layer's last host."""
         agent = self._agents.get(node)
         if agent is None or agent.absent is None:
             return False
