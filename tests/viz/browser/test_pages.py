@@ -277,6 +277,7 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.go_back()
     page.go_back()
     page.wait_for_function(f"() => String(({IN_SIGHT})()) === 'schedules-0,schedules-1'")
+    page.wait_for_function("() => recycle.active.name === 'schedules-1'")
     page.focus(".tab[role=tab] >> nth=0")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")

@@ -1,7 +1,7 @@
 /* Modes of the workbench: pages whose lanes, controls and panels are visible. The previous mode's lanes stay while the new
    one has none. The new mode takes over window and selection as far as possible. */
 import { dock, useView } from "viz/dock.js";
-import { writeNow } from "viz/link.js";
+import { restore, writeNow } from "viz/link.js";
 import { readAddress, setProps, state, viewInUse, views } from "viz/page.js";
 let drawn = null, left = null; // the page with visible lanes; the state of the view that was current before the mode changed
 
@@ -60,6 +60,8 @@ export function showMode(_, page) {
   const before = drawn;
   dock.apply();
   if (!root.hidden && drawn === page && before !== page) {
+    const named = views.get(readAddress().get("view"));
+    if (named?.page === page) restore(named); // after a step back
     for (const view of views.values()) if (view.page === page) modes.carry(view);
     const now = viewInUse();
     if (now?.chosenLane >= 0) now._sendChosen(); else setProps("bench-choice", { data: null });
