@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
@@ -69,6 +69,7 @@ class PlansPage(Page):
             parts.hint(f"{self.what_if.shape}. {USAGE}{NO_JOB * (self.what_if.job is None)}"),
             dcc.Store(id=self.name("trail"), data=[""]),
             dcc.Store(id=self.name("searched"), data=0),
+            dcc.Store(id=self.name("pressed")),
         ]
 
     def layout(self) -> Mode:
@@ -238,9 +239,12 @@ class PlansPage(Page):
                 return str(error)
             if changed is None:
                 return no_update
-            set_props(FAILED, {"value": changed})
-            set_props(TABS, {"value": self.prefix})
+            set_props(self.name("pressed"), {"data": [values[-2] or "", changed]})
             return ""
+
+        now, opened = State(FAILED, "value"), Output(TABS, "value", allow_duplicate=True)
+        failed = Output(FAILED, "value", allow_duplicate=True)
+        parts.in_browser(app, "takePress", failed, opened, self.input("pressed", "data"), now)
 
         answered = [self.output("answer"), self.output("workers"), self.output("trail", "data")]
         asked = Input(FAILED, "value"), Input(OPENED, "data"), self.input("searched", "data"), Input(TIMES, "value")
@@ -259,10 +263,9 @@ class PlansPage(Page):
             # The browser applies other times to the lanes itself. A step back sets times and workers at once.
             return cards, workers, no_update if is_same and ctx.triggered_id == TIMES else trail
 
-        @app.callback(self.input("trail", "data"), prevent_initial_call=True)
-        def draw(trail: Trail) -> None:
-            # Apart from `show`, of which Dash drops late answers to earlier texts; the outcome is known by now.
-            set_props(self.name("lanes"), {"children": self.lanes(trail[-1], trail[:-1])})
+        @app.callback(self.output("lanes"), self.input("trail", "data"), prevent_initial_call=True)
+        def draw(trail: Trail) -> html.Div:
+            return self.lanes(trail[-1], trail[:-1])  # the outcome is known by now
 
         if self.what_if.searcher is not None:
             running = [(self.output("longer", "disabled"), True, False)]

@@ -37,6 +37,35 @@ def complaints_of(page: Any) -> list[str]:
     return complaints
 
 
+class Held:
+    """Requests of a page that are held until they are continued: the first ones for a place, with a word in them."""
+
+    def __init__(self, page: Any, place: str, word: str = "", most: int = 99) -> None:
+        self.page, self.place, self.word, self.most = page, place, word, most
+        self.routes: list[Any] = []
+        page.route(place, self._hold)
+
+    def _hold(self, route: Any) -> None:
+        if self.word in (route.request.post_data or "") and len(self.routes) < self.most:
+            self.routes.append(route)
+        else:
+            route.continue_()
+
+    def __getitem__(self, place: int) -> Any:
+        for _ in range(500):
+            if len(self.routes) > place:
+                break
+            self.page.wait_for_timeout(20)
+        return self.routes[place]
+
+    def end(self, *order: int) -> None:
+        """Continue requests in an order, each after the answer to the one before, and hold no others."""
+        for place in order:
+            with self.page.expect_response(lambda answer, place=place: answer.request == self.routes[place].request):
+                self.routes[place].continue_()
+        self.page.unroute(self.place)
+
+
 class Page:
     """A page with one timeline, what it asked the server for, and what it complained of."""
 

@@ -18,7 +18,7 @@ from recycle.ir.formats import chrome_trace
 from recycle.job import Job
 from recycle.solve.planner import plan
 from tests.test_site import site
-from tests.viz.browser.page import served
+from tests.viz.browser.page import Held, served
 from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.export import export
@@ -57,6 +57,7 @@ WATCH = """() => {
   new MutationObserver(note).observe(document.getElementById('headline'), { childList: true });
 }"""
 PERIOD = "period => document.querySelector('#headline strong')?.textContent === period"
+CALLBACK = "**/_dash-update-component*"
 HEADING = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
 PRESS = """step => {
   const plot = document.querySelector('#time0-curves .js-plotly-plot');
@@ -115,8 +116,18 @@ def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Pat
     page.wait_for_selector(".selection h4", state="detached")  # it was of another step
     page.go_back()
     page.wait_for_function(HEADING, arg=6)
+    page.evaluate("() => { history.back(); setTimeout(() => history.back(), 5); }")
+    page.wait_for_function(HEADING, arg=4)
+    page.wait_for_timeout(300)
+    page.evaluate("() => history.go(2)")  # two quick steps back leave what follows them
+    page.wait_for_function(HEADING, arg=6)
+    steps = Held(page, CALLBACK, "run0-lanes")
     page.locator(".lanes-view").first.focus()  # Space on a button presses that
     page.keyboard.press("Space")
+    assert steps[0]
+    page.wait_for_timeout(1200)
+    assert len(steps.routes) == 1  # the next step waits for the lanes
+    steps.end(0)
     page.wait_for_function(HEADING, arg=8)
     page.wait_for_function("() => document.querySelector('[data-go=play]').textContent === 'Play'")  # the last step
     page.go_back()  # what was played is one step
@@ -197,7 +208,7 @@ def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: A
 
 def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str) -> None:
     page = journey(address + "/?fail=1.1")
-    page.wait_for_selector("text=Without 1.1")
+    drawn(page, "plans-all")
     page.evaluate("() => recycle.views.get('plans-all').select(0)")
     page.wait_for_selector(".selection h4", state="attached")
     page.click(".bench-tab:has-text('Scenario')")
@@ -266,6 +277,7 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.go_back()
     page.go_back()
     page.wait_for_function(f"() => String(({IN_SIGHT})()) === 'schedules-0,schedules-1'")
+    page.wait_for_function("() => recycle.active.name === 'schedules-1'")
     page.focus(".tab[role=tab] >> nth=0")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
@@ -305,37 +317,117 @@ def test_late_answers_do_not_replace_later_ones(journey: Any, address: str, monk
     assert page.locator("text=over the makespan of 9;").count() == 0
 
 
-def test_figures_are_those_of_the_timeline_in_use(journey: Any, address: str, healthy: Schedule) -> None:
-    def hold(page: Any, place: str, first: int = 0) -> list[Any]:
-        requests: list[Any] = []
-        page.route(place, lambda route: (requests.append(route), route.continue_() if len(requests) <= first else None))
-        return requests
+def test_late_answers_to_presses_do_not_replace_later_ones(journey: Any, address: str) -> None:
+    failed = "lanes => String(recycle.views.get('plans-all')?.table.failed) === lanes"
+    page = journey(address + "/?fail=1.1")
+    page.wait_for_function(failed, arg="3")
+    page.click(".bench-tab:has-text('Scenario')")
+    lanes = Held(page, CALLBACK, '"changedPropIds":["plans-trail.data"]')
+    for place, press in enumerate(("0.0", "0.1")):
+        page.click(f".workers button:text-is('{press}')")
+        assert lanes[place]
+    lanes.end(1, 0)
+    page.wait_for_function(failed, arg="0,1,3")
+    presses = Held(page, CALLBACK, '"output":"plans-message.children"', most=1)
+    page.click(".workers button:text-is('1.0')")
+    assert presses[0]
+    page.fill("#fail", "2.0")
+    page.press("#fail", "Enter")
+    page.wait_for_function(failed, arg="4")
+    presses.end(0)
+    page.wait_for_timeout(500)
+    assert page.evaluate(failed, "4")
 
+
+def test_lanes_that_come_late_leave_the_timeline_in_use(journey: Any, address: str) -> None:
+    page = journey(address + "/?pages=schedules")
+    drawn(page, "schedules-0", "schedules-1")
+    use = """([name, t0, selected]) => {
+      const view = recycle.views.get(name);
+      recycle.use(view);
+      view.show({ t0 });
+      view.select(selected);
+    }"""
+    page.evaluate(use, ["schedules-1", 1, 2])
+    shades = Held(page, "**/shades/*.bin")
+    page.click(".tab:has-text('Compare')")
+    drawn(page, "compare-0")
+    page.evaluate(use, ["compare-0", 3, 5])
+    assert shades[0]
+    shades.end(0)
+    drawn(page, "compare-1")
+    windows = "() => ['compare-0', 'compare-1'].map(name => recycle.views.get(name).view.t0)"
+    assert page.evaluate(windows) == [3, 3]
+    assert page.evaluate("() => [recycle.active.name, recycle.active.selected]") == ["compare-0", 5]
+
+
+def test_details_are_of_what_is_selected_when_lanes_are_replaced(journey: Any, address: str) -> None:
+    page = journey(address + "/?pages=schedules&panel=scenario")
+    drawn(page, "schedules-0")
+    page.evaluate(
+        "() => { const view = recycle.views.get('schedules-0'), { replace } = view; recycle.use(view);"
+        "view.replace = (...lanes) => { view.selectGap(0, 2, 5, true); return replace.apply(view, lanes); }; }"
+    )
+    page.fill(".retime [data-field=F] input[type=text]", "3")
+    page.wait_for_function("() => recycle.views.get('schedules-0').table.span === 15")
+    page.wait_for_timeout(600)
+    assert page.locator(".selection h4").count() == 0
+
+
+def test_of_several_files_and_fields_the_last_counts(journey: Any, address: str) -> None:
+    def choose(forward: int) -> None:
+        with page.expect_file_chooser() as chooser:
+            page.click("text=Profile or job")
+        content = f'{{"forward": {forward}}}'.encode()
+        chooser.value.set_files({"name": f"{forward}.json", "mimeType": "text/plain", "buffer": content})
+
+    def shown(span: float, name: str) -> None:
+        page.wait_for_timeout(300)
+        page.wait_for_function("span => recycle.views.get('schedules-0').table.span === span", arg=span)
+        page.wait_for_selector(f".banner:has-text({name!r})")
+
+    page = journey(address + "/?pages=schedules&panel=scenario")
+    drawn(page, "schedules-0")
+    files = Held(page, "**/scenario", '{"file"')
+    for place, forward in enumerate((2, 3)):
+        choose(forward)
+        assert files[place]
+    files.end(1, 0)
+    shown(15, "times of 3.json")
+    files = Held(page, "**/scenario", '{"file"')
+    choose(4)
+    assert files[0]
+    page.fill(".retime [data-field=F] input[type=text]", "5")
+    shown(21, "times of 3.json, F = 5")
+    files.end(0)
+    shown(21, "times of 3.json, F = 5")
+
+
+def test_figures_are_those_of_the_timeline_in_use(journey: Any, address: str, healthy: Schedule) -> None:
     def use(name: str, period: str) -> None:
         page.evaluate("name => recycle.use(recycle.views.get(name))", name)
         page.wait_for_function(PERIOD, arg=period)
 
     page = journey("about:blank")
-    lanes = hold(page, "**/lanes/*.bin", 1)
+    lanes = Held(page, "**/lanes/*.bin")
     page.goto(address + "/?pages=schedules&view=schedules-1")
+    lanes[0].continue_()
     drawn(page, "schedules-0")
     page.evaluate("() => recycle.use(recycle.views.get('schedules-0'))")
     lanes[1].continue_()  # lanes of the address come after another timeline was used
     drawn(page, "schedules-1")
     page.wait_for_timeout(300)
     page.wait_for_function(PERIOD, arg="9")
-    page.unroute("**/lanes/*.bin")
+    lanes.end()
     page.click(".bench-tab:has-text('Scenario')")
     page.fill(".retime [data-field=F] input[type=text]", "3")
     page.wait_for_selector("#headline:has-text('period 15')")
-    scenarios = hold(page, "**/scenario")
+    scenarios = Held(page, "**/scenario")
     page.fill(".retime [data-field=F] input[type=text]", "3.0")
-    page.wait_for_timeout(50)
+    assert scenarios[0]
     use("schedules-1", "19")
     page.evaluate(WATCH)
-    with page.expect_response("**/scenario"):
-        scenarios[0].continue_()
-    page.unroute("**/scenario")
+    scenarios.end(0)
     page.wait_for_timeout(300)
     assert set(page.evaluate("() => told")) <= {"19"}
     use("schedules-0", "15")
@@ -352,8 +444,12 @@ def test_quick_edits_follow_each_other(journey: Any, address: str, monkeypatch: 
     first = "(() => { const { table } = recycle.views.get('schedules-0'); return table.instruction(0); })()"
     page.evaluate("() => { const view = recycle.views.get('schedules-0'); recycle.use(view); view.select(0); }")
     assert page.evaluate(first) == "0F0.0"
-    for key in (">", ">", "Z"):
+    for key in (">", ">"):
         page.keyboard.press(key)
+    page.evaluate("() => { const view = recycle.views.get('schedules-0'); view.select(view.table.offsets[1]); }")
+    page.wait_for_function("() => recycle.views.get('schedules-0').edits.length === 2")
+    assert page.evaluate(first.replace("(0)", "(2)")) == "0F0.0"
+    page.keyboard.press("Z")
     page.wait_for_function("() => recycle.views.get('schedules-0').status.textContent === 'undone'")
     assert page.evaluate("() => recycle.views.get('schedules-0').edits.length") == 1
     assert page.evaluate(first) == "0F0.1"

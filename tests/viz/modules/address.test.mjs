@@ -6,8 +6,9 @@ import { views } from "viz/page.js";
 import { setTimes, underScenario } from "viz/scenario.js";
 import { read } from "./tables.mjs";
 
-const ask = (id, search, value, choices) => {
+const ask = (id, search, value, choices, present = value) => {
   location.search = search;
+  window.dash_component_api = { getLayout: () => ({ props: { value: present } }) };
   return keepInAddress({ outputs_list: { id } }, value, choices);
 };
 
@@ -24,6 +25,7 @@ test("what it holds then is written, as a step that Back undoes", () => {
   const written = [];
   history.pushState = (_, __, address) => written.push(address);
   ask("kept", "", "first", { first: "", second: "" });
+  assert.equal(ask("kept", "", "second", { first: "", second: "" }, "first"), "no update"); // a call for what it held before
   ask("kept", "", "second", { first: "", second: "" });
   assert.deepEqual(written, ["/?kept=second"]);
 });

@@ -3,5 +3,5 @@ import { test } from "node:test";
 
 test("all modules load and Dash's functions are there", async () => {
   const { callbacks } = await import("viz/main.js");
-  assert.deepEqual(Object.keys(callbacks), ["arrows", "followNewest", "keepInAddress", "markPicked", "openStep", "showMode", "underScenario"]);
+  assert.deepEqual(Object.keys(callbacks), ["arrows", "followNewest", "keepInAddress", "markPicked", "openStep", "showMode", "takePress", "underScenario"]);
 });

@@ -34,6 +34,7 @@ export const valueOf = (id) => controls.get(id)?.now;
 export function keepInAddress({ outputs_list: { id } }, value, choices) {
   writeNow(); // a selection just before is an earlier step
   const query = readAddress(), { no_update } = window.dash_clientside;
+  if (asText(window.dash_component_api.getLayout(id)?.props.value) !== asText(value)) return no_update; // called again for a later value
   if (!controls.has(id)) {
     controls.set(id, { first: value, choices });
     const initial = controls.get(id).now = valueInAddress(query, id, controls.get(id));

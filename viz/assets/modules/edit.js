@@ -31,11 +31,14 @@ async function move(view, operation, to) {
   view.announce(message);
 }
 
-export const shift = (view, dir) => inTurn(view, () => {
-  if (view.selected < 0) return view.announce("Select an instruction first.");
-  const lane = view.table.laneOf(view.selected), place = program(view, lane).indexOf(view.selected);
-  return move(view, view.selected, place + dir);
-});
+export function shift(view, dir) {
+  if (view.selected < 0) { view.announce("Select an instruction first."); return; }
+  const lane = view.chosenLane, chosen = view.table.instruction(view.selected);
+  inTurn(view, () => { // another may be selected by then
+    const all = program(view, lane), place = all.findIndex((i) => view.table.instruction(i) === chosen);
+    return move(view, all[place], place + dir);
+  });
+}
 
 /* A drag with Alt moves the operation under the pointer to where it ends; its lane shows the place. */
 export const dragged = (view, { under: { operation, row } }, t) => drawZoomBox(view, { t0: t, t1: t + view.table.end[operation] - view.table.start[operation], y0: row, y1: row + 1 });

@@ -10,11 +10,11 @@ import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
 import { markPicked } from "viz/scoreboard.js";
-import { underScenario } from "viz/scenario.js";
+import { takePress, underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, followNewest, keepInAddress, markPicked, openStep, showMode, underScenario };
+export const callbacks = { arrows, followNewest, keepInAddress, markPicked, openStep, showMode, takePress, underScenario };
 window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },

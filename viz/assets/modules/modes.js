@@ -1,8 +1,8 @@
 /* Modes of the workbench: pages whose lanes, controls and panels are visible. The previous mode's lanes stay while the new
    one has none. The new mode takes over window and selection as far as possible. */
 import { dock, useView } from "viz/dock.js";
-import { writeNow } from "viz/link.js";
-import { readAddress, setProps, viewInUse, views } from "viz/page.js";
+import { restore, writeNow } from "viz/link.js";
+import { readAddress, setProps, state, viewInUse, views } from "viz/page.js";
 let drawn = null, left = null; // the page with visible lanes; the state of the view that was current before the mode changed
 
 const of = (root, page) => [...root.querySelectorAll(".bench-lanes > .mode")].find((place) => place.dataset.page === page);
@@ -40,7 +40,8 @@ function take(view, from) {
   const { t0, t1, y0, y1 } = from.window, isWhole = t0 <= 0 && t1 >= from.span, { rows, table } = view;
   const isOther = rows.grouping !== from.rows.grouping || rows.folded.size !== from.rows.folded.size || rows.pinned.length !== from.rows.pinned.length;
   if (table.lanes === from.lanes && isOther) view.setRows(from.rows.grouping, new Set(from.rows.folded), true, from.rows.pinned);
-  view.show({ ...(isWhole || t0 >= view.span ? {} : { t0, t1 }), ...(view.rows.count === from.rows.count ? { y0, y1 } : {}) }, false);
+  view.show({ ...(isWhole || t0 >= view.span ? {} : { t0, t1 }), ...(view.rows.count === from.rows.count ? { y0, y1 } : {}) }, false, false);
+  if (state.active?.used && state.active.page === view.page) return; // used before this one came
   if (view.root.dataset.address !== from.address || (from.selected < 0 && !from.gap)) return;
   view.isCarried = true;
   if (from.selected >= 0) view.select(from.selected, true); else view.selectGap(from.gap.lane, from.gap.from, from.gap.to, true);
@@ -59,6 +60,8 @@ export function showMode(_, page) {
   const before = drawn;
   dock.apply();
   if (!root.hidden && drawn === page && before !== page) {
+    const named = views.get(readAddress().get("view"));
+    if (named?.page === page) restore(named); // after a step back
     for (const view of views.values()) if (view.page === page) modes.carry(view);
     const now = viewInUse();
     if (now?.chosenLane >= 0) now._sendChosen(); else setProps("bench-choice", { data: null });

@@ -7,7 +7,7 @@ const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
 const sent = [], seen = { times: "", workers: "" }; // times that Dash has yet to give back; what it gave last
-let question = 0, names = "", telling = null;
+let question = 0, changes = 0, names = "", telling = null; // changes: of the times, by the reader
 
 export const post = (body, path = "scenario") => fetch(path, { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
   if (!answer.ok) throw new Error("The server refused the request. Reload the page.");
@@ -79,9 +79,16 @@ export function underScenario(_, times, workers) {
   return window.dash_clientside.no_update;
 }
 
+/* Called with the failed workers before and after a press, once these have a plan, and with those that the page has by then. */
+export function takePress(_, [before, after], now) {
+  const { no_update } = window.dash_clientside;
+  return (now || "") === before ? [after, "plans"] : [no_update, no_update];
+}
+
 /* Set the times: the lanes follow at once, tables and the address a moment after the last change. */
 export function setTimes(value) {
   texts.times = value;
+  changes++;
   fill();
   apply().catch((error) => say(error.message));
   clearTimeout(telling);
@@ -146,7 +153,8 @@ async function take(file) {
   const most = Number(document.querySelector(".retime").dataset.fileBytes) / 2;
   if (!file) return;
   if (file.size > most) { say(`${file.name} is too large for the page (at most ${most / 2 ** 20} MB): use recycle view --profile.`); return; }
-  const { digest } = await post({ file: [file.name, await file.text()] });
+  const own = ++changes, { digest } = await post({ file: [file.name, await file.text()] });
+  if (own !== changes) return; // later times were chosen meanwhile
   names = `times of ${file.name}`;
   setTimes(`file=${digest}`);
 }

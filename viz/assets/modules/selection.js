@@ -4,7 +4,7 @@ import { dock } from "viz/dock.js";
 import { flowOf } from "viz/flow.js";
 import { remember } from "viz/link.js";
 import { setProps, views } from "viz/page.js";
-let told = null, telling; // what the server was told last: the name of its timeline, and the selection
+let told = null, telling; // what the server is told: the name of its timeline, and the selection
 const SEND = 60, LATER = 250, READABLE = 14; // milliseconds until details are asked, after a change of lanes; pixels of a readable lane
 
 export const selectionMethods = {
@@ -134,10 +134,8 @@ export const selectionMethods = {
     const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
     if (!this.isInBench || (data && !this.root.isConnected)) return;
     clearTimeout(telling);
-    telling = setTimeout(() => {
-      told = choice && { name: this.name, choice };
-      setProps("bench-choice", { data: data && { ...data, name: this.name } });
-    }, wait);
+    told = choice && { name: this.name, choice };
+    telling = setTimeout(() => setProps("bench-choice", { data: data && { ...data, name: this.name } }), wait);
   },
 
   /* Other lanes: the details of a worker follow; those of an instruction or gap that is not selected any more are removed. */

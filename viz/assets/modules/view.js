@@ -236,7 +236,7 @@ export class View {
     const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
     this.rows = new Rows(this.table, grouping, folded, pinned);
     this.onRows();
-    this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
+    this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) }, true, !alone);
     this.announce(`${this.rows.count} rows, by ${this.rows.title}`);
     remember(this);
     this.redraw();
