@@ -26,7 +26,7 @@ function play(root) {
   if (playing) { pause(); return; }
   const button = root.querySelector("[data-go=play]"), { slider } = root.dataset;
   const tick = () => {
-    if (document.getElementById(slider.replace("step", "lanes")).dataset.dashIsLoading) return; // another step would drop the answer
+    if (document.getElementById(slider.replace("step", "lanes"))?.dataset.dashIsLoading) return; // another step would drop the answer
     const value = root.isConnected && inSight(root) ? next(root, "step after") : valueOf(slider);
     if (value === valueOf(slider)) pause(); else setProps(slider, { value });
   };
