@@ -88,7 +88,7 @@ def test_end_of_a_generation_ends_every_wait(kind, workers):
         workers.tell(ALL, "stop")
         outcomes = workers.outcomes(ALL, SOON)
         assert "TransportError: the generation is over" in outcomes
-        assert all(outcome.startswith(FAILED) for outcome in outcomes)  # others may have left before one is told
+        assert all(outcome.startswith(FAILED) for outcome in outcomes)  # peers may end first
         run(workers, ALL, Participant.end)
         work(workers, kind)
         leave(workers)
