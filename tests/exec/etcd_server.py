@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -32,7 +31,7 @@ class EtcdServer:
     def __init__(self, directory: Path, nodes: Sequence[Node] = (LOOPBACK,)):
         self._directory, self._nodes = directory, nodes
         for attempt in range(ATTEMPTS):
-            self._ports = [_free_ports(node) for node in nodes]
+            self._ports = [(node.free_port(), node.free_port()) for node in nodes]
             self.members = [self._started(member) for member in range(len(nodes))]
             try:
                 for member in range(len(nodes)):
@@ -127,12 +126,6 @@ class EtcdServer:
         self.thaw()
         for member in range(len(self.members)):
             self.kill(member)
-
-
-def _free_ports(node: Node) -> tuple[int, int]:
-    address = node.address
-    with node.network(), socket.create_server((address, 0)) as item, socket.create_server((address, 0)) as other:
-        return int(item.getsockname()[1]), int(other.getsockname()[1])
 
 
 def keys(server: EtcdServer) -> set[str]:

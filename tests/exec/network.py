@@ -9,13 +9,17 @@ second, and packets queue on it. Needs root, iproute2 and Linux.
 import contextlib
 import ctypes
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from recycle.exec.ports import kernel_ports
 
 IP, TC = (shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") for name in ("ip", "tc"))
 _NAMESPACES = Path("/run/netns")
@@ -52,6 +56,15 @@ class Node:
                 yield
             finally:
                 _enter(own.fileno())
+
+    def free_port(self) -> int:
+        """A port that stays free until it is used: the kernel gives connections of other processes others."""
+        low, high = kernel_ports()
+        outside = [*range(10_000, low), *range(high + 1, 65_536)] or range(low, high + 1)
+        with self.network():
+            while True:
+                with contextlib.suppress(OSError), socket.create_server((self.address, secrets.choice(outside))) as own:
+                    return int(own.getsockname()[1])
 
 
 class Network:

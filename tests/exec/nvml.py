@@ -63,7 +63,7 @@ class Nvml(ModuleType):
         return gpu.links[link]
 
     def nvmlDeviceGetCpuAffinity(self, gpu: Gpu, words: int) -> list[int]:
-        return [gpu.processors, *[0] * (words - 1)]
+        return [gpu.processors >> 64 * word & 2**64 - 1 for word in range(words)]
 
     def nvmlEventSetCreate(self) -> list[Gpu]:
         return self._watched

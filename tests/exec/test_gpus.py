@@ -112,8 +112,8 @@ def test_nothing_waits_for_a_watch_that_cannot_check(library, spoil, monkeypatch
 def test_a_process_stays_on_the_processors_near_its_gpu(library):
     allowed = os.sched_getaffinity(0)
     last = max(allowed)
-    library.gpus["GPU-b"].processors = 1 << last | 1 << 63
-    library.gpus["GPU-c"].processors = 1 << 63  # none of them is allowed here
+    library.gpus["GPU-b"].processors = 1 << last | 2 << last
+    library.gpus["GPU-c"].processors = 2 << last  # none of them is allowed here
     seen = []
 
     def bind():  # in a new thread, with which the affinity ends

@@ -25,7 +25,7 @@ from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
 from tests.exec.keys import KeyServer
 
 KEY, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
-SOON = 10.0
+SOON = 60.0
 Message = Stop | Leave
 THREADS = ThreadPoolExecutor(16)
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

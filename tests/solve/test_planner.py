@@ -1,6 +1,7 @@
 import pickle
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from recycle.ir.simulate import simulate
 from recycle.job.profile import Link
 from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
+from recycle.solve import effort
 from recycle.solve.planner import plan, plan_for_training
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
@@ -189,7 +191,8 @@ def test_plan_is_not_worse_than_without_the_slow_worker(shape, limit, dead, slow
 
 
 @pytest.mark.parametrize("row", range(6))
-def test_first_plans_are_as_short_as_zero_bubbles_automatic_schedules(row):
+def test_first_plans_are_as_short_as_zero_bubbles_automatic_schedules(row, monkeypatch):
+    monkeypatch.setattr(effort, "time", SimpleNamespace(monotonic=time.process_time))  # the machine may be busy
     task = zero_bubble_task(ONE_CHUNK[row], 1)
     assert plan(task.job, quick=True).period <= task.ideal * (AUTOMATIC[1][row] + 5e-5)
 

@@ -1,12 +1,12 @@
 """An agent passes messages between its processes and the leader, in order, and starts and kills processes."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
 from recycle import Worker
+from recycle.exec.agent import node_agent
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
 from recycle.exec.protocol import (
@@ -36,8 +36,9 @@ from recycle.exec.protocol import (
     Values,
 )
 from tests.exec.test_links import as_another_user, is_answered, needs_root
+from tests.waiting import ManualTime
 
-SOON = 10.0
+SOON = 60.0
 HEARTBEAT = 0.1
 A, B = Worker(0, 0), Worker(0, 1)
 
@@ -213,7 +214,9 @@ def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more():
     node.hub.close()
 
 
-def test_reports_wait_for_other_processes_without_delaying_other_messages(node):
+def test_reports_wait_for_other_processes_without_delaying_other_messages(node, monkeypatch):
+    clock = ManualTime()
+    monkeypatch.setattr(node_agent, "time", clock)
     links = [node.join("0.0"), node.join("0.1")]
     messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
     for link, report in zip(links, messages, strict=True):
@@ -229,7 +232,8 @@ def test_reports_wait_for_other_processes_without_delaying_other_messages(node):
     assert node.agent.batch(hold=True) == Batch([messages[0], FromWorker("0.0", Trouble("broke"), 1)])
     links[0].send(Said(messages[0].message, 1))
     node.serve()
-    time.sleep(HOLD_SECONDS)
+    assert node.agent.batch(hold=True) is None
+    clock.now += HOLD_SECONDS
     assert node.agent.batch(hold=True) == Batch(messages[:1])
 
 

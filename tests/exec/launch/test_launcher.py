@@ -161,7 +161,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(sent, code
     stopped = next(pid for pid in family if pid in processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log")))
     os.kill(stopped, signal.SIGSTOP)  # one that cannot end by itself
     launcher.send_signal(sent)
-    output, errors = launcher.communicate(timeout=30)
+    output, errors = launcher.communicate(timeout=120)
     assert launcher.returncode == code
     assert "Traceback" not in errors
     until(lambda: not any(map(_alive, family)))
@@ -184,6 +184,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_message_may_take_longer_than_groups_may_take_to_form(launch):
-    """The second stage waits 1.2 s for the first; receives of gloo keep the timeout that groups were formed with."""
-    run = launch(job(2, 2, 1, model={"seconds_per_unit": 1.2}, membership={"form_timeout": 1.0}), 1)
+    """The second stage waits 3.5 s for the first; receives of gloo keep the timeout that groups were formed with."""
+    times = {"forward": [1.0, 0.01], "backward_input": 0.01, "backward_weight": 0.01}
+    run = launch(job(2, 2, 1, times=times, model={"seconds_per_unit": 3.5}, membership={"form_timeout": 3.0}), 1)
     assert kinds(run) == ["generation"]

@@ -17,6 +17,7 @@ import pytest
 from recycle.exec.launch.trackers import MetricsExport, Observer, Trackers
 from recycle.runs.exporter import exposition
 from recycle.runs.read_report import RunReader
+from tests.exec.etcd_server import LOOPBACK
 from tests.exec.runs import job
 from tests.waiting import until
 
@@ -25,11 +26,6 @@ pytestmark = pytest.mark.process
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """(name, labels but for `run`) -> value."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def samples(text: str) -> Samples:
@@ -117,7 +113,7 @@ def serving(collector: Collector) -> Iterator[str]:
 def test_metrics_of_a_real_run_are_its_report(launch):
     """tests/runs/test_metrics.py has the values."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    port, collector = free_port(), Collector()
+    port, collector = LOOPBACK.free_port(), Collector()
     scraping = Scraping(port, 4)
     with serving(collector) as url:
         run = launch(
@@ -133,7 +129,7 @@ def test_metrics_of_a_real_run_are_its_report(launch):
     assert value(live, "recycle_rank_live_workers", rank="1") == 1
     assert value(live, "recycle_events_total", kind="detected") == 1
     assert value(live, "recycle_events_total", kind="restored") == 0
-    record, again = RunReader(run.directory).read(), free_port()
+    record, again = RunReader(run.directory).read(), LOOPBACK.free_port()
     export = MetricsExport(job(2, 2, 2, kind="emulated", logging={"prometheus": again}), run.directory)
     export.start(0)
     served = scrape(again)
@@ -164,7 +160,7 @@ def test_port_in_use_is_a_warning_and_training_continues(tmp_path):
 
 def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path):
     (tmp_path / "logs").mkdir()
-    port = free_port()
+    port = LOOPBACK.free_port()
     config = job(2, 2, 2, logging={"prometheus": port})
     export = MetricsExport(config, tmp_path)
     export.start(0)

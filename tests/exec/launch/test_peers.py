@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from recycle.exec.launch import peers
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.runtime import Peer
-from recycle.exec.links import Hub, Link, connect_to
+from recycle.exec.links import HANDSHAKE_SECONDS, Hub, Link, connect_to
 from recycle.exec.protocol import (
     Batch,
     Drain,
@@ -24,9 +25,10 @@ from recycle.exec.protocol import (
     Stop,
     Trouble,
 )
+from tests.waiting import ManualTime
 
 KEY = secrets.token_bytes(32)
-SOON = 10.0
+SOON = 60.0
 BATCH = Batch([FromWorker("0.0", Trouble("broke"), 1)])
 
 
@@ -141,21 +143,22 @@ def test_reconnected_agent_replaces_its_old_connection(leader):
 
 
 def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(leader, monkeypatch):
-    monkeypatch.setattr("recycle.exec.launch.peers.HANDSHAKE_SECONDS", 0.3)
+    clock = ManualTime()
+    monkeypatch.setattr(peers, "time", clock)
     stranger = socket.create_connection(leader.address)
 
     def is_let_go():
+        clock.now += HANDSHAKE_SECONDS / 8
         try:
             stranger.sendall(b"x")
         except OSError:
             return True
-        time.sleep(0.02)
         return False
 
     leader.until(is_let_go)
     link = leader.agent(Hello(1, "one"), BATCH)
     leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
-    time.sleep(0.4)
+    clock.now += 2 * HANDSHAKE_SECONDS
     link.send(BATCH)
     leader.logs(("take", 1, BATCH))
     stranger.close()

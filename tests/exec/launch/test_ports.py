@@ -8,6 +8,7 @@ from recycle import JobError, RunError
 from recycle.exec.ports import MOST_CHOICES, kernel_ports, listen_within, refusal_of_gloo, refusal_of_nccl
 from recycle.exec.transport.plugin import transport_of
 from tests.exec.agents import Cluster
+from tests.exec.etcd_server import LOOPBACK
 from tests.exec.runs import calm_run, job, listening, processes_writing_below, varied
 
 LOW, HIGH = kernel_ports()
@@ -46,10 +47,10 @@ def test_agents_and_workers_listen_within_the_range_only(etcd, launch, tmp_path)
 
 
 def test_range_without_a_free_port_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(RunError, match=r"\[membership\] ports: no port of .* is free"):
-            listen_within((port, port), "127.0.0.1", 1)
+    port = LOOPBACK.free_port()
+    refused = pytest.raises(RunError, match=r"\[membership\] ports: no port of .* is free")
+    with socket.create_server(("127.0.0.1", port)), refused:
+        listen_within((port, port), "127.0.0.1", 1)
     with listen_within((port, port), "127.0.0.1", 1) as listener:
         assert listener.getsockname()[1] == port
 

@@ -1,19 +1,19 @@
 """Activations that leave for the host while a model trains: the same bits, and freed memory."""
 
-import time
 from functools import partial
 
 import pytest
 import torch
 
 from recycle import MicroBatch, Profile, Schedule
-from recycle.exec import run
+from recycle.exec import emulation, run
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.profile.memory import allocated_by
 from recycle.ir.instruction import Forward, Offload, Reload
 from tests.exec.drive import build_pipeline, small_job
 from tests.exec.model.test_providers import drawn_by_name
 from tests.exec.worker.test_step_state import LatestCopies
+from tests.waiting import ManualTime
 
 LAST = "1F0.0 1B0.0 1F0.1 1B0.1 1F0.2 1B0.2 1F0.3 1B0.3"
 PLAIN = {"0.0": "0F0.0 0F0.1 0F0.2 0I0.0 0F0.3 0W0.0 0B0.1 0B0.2 0B0.3", "0.1": LAST}
@@ -64,16 +64,17 @@ def test_an_offload_frees_what_the_forward_saved():
     assert returned.kept == 0, "each copy on the host is freed for one on the device, which is the same memory here"
 
 
-def test_an_emulated_copy_begins_after_its_forward_and_the_backward_waits_for_its_return():
+def test_an_emulated_copy_begins_after_its_forward_and_the_backward_waits_for_its_return(monkeypatch):
+    clock = ManualTime()
+    monkeypatch.setattr(emulation, "time", clock)
     stage = EmulatedStage(small_job(ranks=1), 0, Profile(0.0, 0.0, 0.0, host_bandwidth=20.0))
     stage.begin_iteration(0)
-    began = time.monotonic()
+    began = clock.now
     stage.forward(BATCH, None)
-    time.sleep(0.02)
+    clock.sleep(0.02)
     stage.offload(BATCH)
-    left = time.monotonic() - began
+    assert clock.now == pytest.approx(began + 0.05)
     stage.reload(BATCH)
-    assert time.monotonic() - began < left + 0.04
+    assert clock.now == pytest.approx(began + 0.05)
     stage.backward(BATCH, None)
-    assert left >= 0.05
-    assert time.monotonic() - began >= left + 0.05
+    assert clock.now == pytest.approx(began + 0.1)

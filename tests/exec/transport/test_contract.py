@@ -86,7 +86,9 @@ def test_end_of_a_generation_ends_every_wait(kind, workers):
             workers.begin([rank], action)
         assert workers.outcomes(ALL, 0.1) == [WAITS] * 4
         workers.tell(ALL, "stop")
-        assert workers.outcomes(ALL, SOON) == ["TransportError: the generation is over"] * 4
+        outcomes = workers.outcomes(ALL, SOON)
+        assert "TransportError: the generation is over" in outcomes
+        assert all(outcome.startswith(FAILED) for outcome in outcomes)  # peers may end first
         run(workers, ALL, Participant.end)
         work(workers, kind)
         leave(workers)
@@ -98,7 +100,8 @@ def test_peers_of_a_killed_process_fail_before_they_are_told(end, kind, workers)
     schedule, victim, survivors = SCHEDULES["in buckets"](), 4, range(4)
     assert workers.form(kind, schedule, range(5)) == ["done"] * 5
     workers.tell(survivors, "beat")
-    workers.begin(range(5), Participant.iterate, 3, end, victim)
+    workers.begin(survivors, Participant.iterate, 3, end, victim)
+    workers.send(victim, "begin", Participant.iterate, 3, end, victim)  # it may die before it answers
     workers.await_end(victim)
     until(lambda: any(outcome.startswith(FAILED) for outcome in workers.outcomes(survivors, 0.0)), SOON)
     workers.tell(survivors, "stop")

@@ -29,7 +29,7 @@ SENDS = [instruction for instruction in PAIR.program(FIRST) if isinstance(instru
 RECEIVES = [instruction for instruction in PAIR.program(LAST) if isinstance(instruction, Receive)]
 TENSORS = [torch.full((4,), float(place)) for place in range(len(SENDS))]
 LATE = 20.0
-HOP = 0.05
+HOP = 0.1
 Pair = dict[Worker, GlooTransport]
 
 

@@ -25,6 +25,7 @@ from recycle.exec.worker.step_state import StepState
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
+from tests.waiting import until
 
 GPT = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
 EMULATED = small_job(1, 2, 2)
@@ -214,7 +215,10 @@ def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monke
     time.sleep(0.05)
     assert not copied
     known[0] = replace(commit(0), next_mode=mode)
-    time.sleep(0.1)
+    if mode == "staggered":
+        until(lambda: copied)
+    else:
+        time.sleep(0.1)
     updates.set_waiting(False)
     assert bool(copied) == (mode == "staggered"), "a step after its own commit is never undone"
     iterate(stages, updates, 1, ahead=True)
