@@ -330,10 +330,10 @@ def connect_locally(name: str, decode: Any, server: str) -> Link:
 # Between nodes.
 
 
-def connect_to(host: str, port: int, run_key: bytes, decode: Any) -> Link:
+def connect_to(host: str, port: int, run_key: bytes, decode: Any, seconds: float = HANDSHAKE_SECONDS) -> Link:
     """Connect to the leader's listening socket on another node. Raises OSError, LinkClosed."""
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
-    connection = socket.create_connection((host, port), HANDSHAKE_SECONDS)
+    deadline = time.monotonic() + seconds
+    connection = socket.create_connection((host, port), seconds)
     try:
         link = Link(connection, decode, run_key)
         while not link.is_trusted:

@@ -332,7 +332,9 @@ class Membership(RunState):
 
     def has_left(self, worker: Worker) -> bool:
         """Return whether the worker's latest process left on request, so that the run starts no other."""
-        return self.gone.get(str(worker)) == self.processes[worker].incarnation
+        process, notice = self.processes[worker], self._notices.get(worker)
+        has_ended = notice is not None and notice.incarnation == process.incarnation and not process.is_running
+        return has_ended or self.gone.get(str(worker)) == process.incarnation
 
     def release(self, worker: Worker) -> Leave:
         """Remove a worker that leaves; a live one may hear the message once a record without it is written."""

@@ -469,6 +469,7 @@ class Rules:
             and not self._is_over_for_another
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
+            and not (self._cluster.scenario.slow_messages and "no heartbeat for" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
 
