@@ -190,10 +190,9 @@ def test_unknown_message_ends_the_link(middle):
         middle.leader_reads(length + exactly(middle.to_client, *struct.unpack("!I", length)))
 
 
-def test_slow_handshake_ends_at_its_deadline(monkeypatch):
-    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
+def test_slow_handshake_ends_at_its_deadline():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        late = THREADS.submit(connect_to, *listener.getsockname(), KEY, Message)
+        late = THREADS.submit(connect_to, *listener.getsockname(), KEY, Message, 0.3)
         began, slow = time.monotonic(), listener.accept()[0]
         while not late.done() and time.monotonic() - began < SOON:
             with contextlib.suppress(OSError):

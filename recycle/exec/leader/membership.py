@@ -160,16 +160,10 @@ class Membership(RunState):
         return self.holdings.lost(heard) != self.holdings.lost([*heard, *own])
 
     def silent_workers(self, done: Collection[str] = ()) -> dict[Worker, str]:
-        """Return what `Detector.lost` finds, without workers of absent agents that may still be heard."""
+        """Return what `Detector.lost` finds, without workers of absent agents, which `count_time` judges."""
         lost = self.detector.lost(self.live, self.now, done)
-        return {worker: cause for worker, cause in lost.items() if not self._may_be_heard(self.node_of(worker))}
-
-    def _may_be_heard(self, node: int) -> bool:
-        """Whether `count_time` judges: an absent agent has not found this leader yet, or is a layer's last host."""
-        agent = self._agents.get(node)
-        if agent is None or agent.absent is None:
-            return False
-        return not agent.session or self._is_last_host(node)
+        away = {node for node, agent in self._agents.items() if agent.absent is not None}
+        return {worker: cause for worker, cause in lost.items() if self.node_of(worker) not in away}
 
     def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
         for worker, process in self.processes.items():
