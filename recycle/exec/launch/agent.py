@@ -226,7 +226,7 @@ class _Agent:
         if leader.session in (self._session, self._leader_session if self._link is not None else ""):
             return  # this agent's own role is about to end, or the leader is stalled, perhaps briefly
         self._disconnect()
-        try:  # in less time than the next leader waits for this agent
+        try:  # a stalled leader gets less time than the next one gives this agent
             link = connect_to(leader.host, leader.port, self._key, Order, self._job.membership.lease / 3)
         except (OSError, LinkClosed):
             return
