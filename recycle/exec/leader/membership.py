@@ -435,6 +435,7 @@ class Membership(RunState):
 
     def restart_all(self) -> None:
         """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""
+        self.gone |= {str(worker): self._notices[worker].incarnation for worker in filter(self.has_left, self._notices)}
         self._notices.clear()
         self._refused.clear()
         self._leaving.clear()

@@ -183,6 +183,22 @@ STORIES = {
         spared=frozenset({0}),
         crashes=frozenset({("agent 1 role", 7)}),
     ),
+    "worker that was asked to leave again before a restore is not started": story(
+        837044,
+        Fault(4.387, "cut", 0, 10.027),
+        Fault(5.606, "lose node", 0),
+        Fault(8.836, "kill worker", 0),
+        Fault(9.761, "kill worker", 1),
+        pipelines=3,
+        steps=2,
+        checkpoint_every=2,
+        eval_every=2,
+        sharded=True,
+        clip=1.5,
+        planned=("drain:2.0@1",),
+        spared=frozenset(),
+        crashes=frozenset({("agent 1 role", 11)}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
