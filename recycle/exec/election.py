@@ -14,6 +14,7 @@ arrives after later ones changes nothing. Every decision is written before it is
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -150,21 +151,21 @@ class Election:
     def register(self) -> tuple[GenerationRecord | None, Cursor | None]:
         return self._read("record", GenerationRecord), self._read("cursor", Cursor)
 
-    def persist(self, action: Persist) -> None:
-        """Write the register. Raises RoleLost, RunError."""
+    def persist(self, action: Persist, others: Sequence[EtcdRequest] = ()) -> None:
+        """Write the register, and carry out other requests with it. Raises RoleLost, RunError."""
         record = [] if action.record is None else [self._put("record", action.record)]
-        self._write(record, action.cursor)
+        self._write([*others, *record], action.cursor)
 
     def end(self, outcome: str, patience: float | None = None) -> None:
         """Write the outcome of the run. Raises RoleLost; RunError without an answer, as `EtcdClient.call`."""
         self._write([self._put("outcome", outcome)], patience=patience)
 
-    def erase(self, goes_on_from: Cursor | None = None) -> None:
-        """Delete the run, or only its outcome if agents may continue from the register. Raises RoleLost, RunError."""
+    def erase(self, goes_on_from: Persist | None = None) -> None:
+        """Delete the run, or only its outcome if agents may continue from a register. Raises RoleLost, RunError."""
         if goes_on_from is None:
             self._write([delete(self._prefix, self._prefix[:-1] + "0")])
         else:
-            self._write([delete(self._prefix + "outcome")], goes_on_from)
+            self.persist(goes_on_from, [delete(self._prefix + "outcome")])
 
     def _write(
         self, operations: list[EtcdRequest], cursor: Cursor | None = None, patience: float | None = None

@@ -86,7 +86,7 @@ def test_leader_that_has_lost_the_role_writes_nothing(run):
             lambda: old.persist(Persist(msgspec.structs.replace(CURSOR, committed=5), RECORD)),
             lambda: old.end("done"),
             lambda: old.erase(),
-            lambda: old.erase(CURSOR),
+            lambda: old.erase(Persist(CURSOR)),
         ):
             with pytest.raises(RoleLost):
                 write()
@@ -183,9 +183,11 @@ def test_resumable_run_keeps_its_register_without_an_outcome(run):
     assert leader.campaign(address(0))
     leader.persist(Persist(CURSOR, RECORD))
     leader.end("ended early")
-    resumable = msgspec.structs.replace(CURSOR, phase="ended")
+    resumable = Persist(
+        msgspec.structs.replace(CURSOR, phase="abandoned"), msgspec.structs.replace(RECORD, generation=9)
+    )
     leader.erase(resumable)
     leader.resign()
     assert run.keys() == {"run", "record", "cursor"}
     later = run.agent()
-    assert (later.outcome(), later.run(), later.register()) == (None, INFO, (RECORD, resumable))
+    assert (later.outcome(), later.run(), later.register()) == (None, INFO, (resumable.record, resumable.cursor))

@@ -360,17 +360,17 @@ class _Agent:
         if self._leaves_since is None:
             self._leaves_since = time.monotonic()
             self._hand_over()
-        if not self._agent.leave() or (self._runtime is not None and self._runtime.ends_early):
+        if not self._agent.leave() or (self._runtime is not None and self._runtime.ends):
             return False  # an agent that ends the run for all leaves afterwards
         self._hand_over()  # no other agent took the role at first
         return self._runtime is None
 
     def _hand_over(self) -> None:
-        if self._runtime is not None and not self._runtime.over:
+        if self._runtime is not None and not self._runtime.ends:
             self.give_up_role()
 
     def _forget_run(self) -> None:
-        """A run that ended early keeps in etcd what agents need to continue from its own checkpoint."""
+        """A run that ended early with a checkpoint keeps in etcd what agents need to continue from it."""
         server = self._server
         if server is None:
             return
@@ -380,6 +380,5 @@ class _Agent:
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
             is_stopped = self._outcome == ENDED_EARLY and not self._request.command
-            keeps = is_stopped and runtime.record.commit is not None
-            self._election.erase(runtime.leader.resumable_cursor() if keeps else None)
+            self._election.erase(runtime.leader.register_to_resume() if is_stopped else None)
         remove_address(self._directory.path)

@@ -44,7 +44,7 @@ from recycle.exec.leader.actions import (
 )
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.plans import first_plan
-from recycle.exec.leader.state import PlannedFault, RunDescription
+from recycle.exec.leader.state import Phase, PlannedFault, RunDescription
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
@@ -148,6 +148,11 @@ class LeaderRuntime:
     @property
     def ends_early(self) -> bool:
         return self.leader.ends_early
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends, early or after its last step."""
+        return self.ends_early or self.leader.phase in (Phase.FINISHED, Phase.OVER)
 
     # The beginning.
 

@@ -28,6 +28,7 @@ from recycle.exec.leader.actions import (
     Fail,
     FindCheckpoint,
     Finish,
+    Persist,
     Planned,
     Rewind,
     RuntimeMessage,
@@ -329,8 +330,7 @@ class Leader(Generations):
         allowed = {
             worker
             for worker in self.positions - run.absent
-            if (is_script or worker in restore.alive or self.processes[worker].incarnation < run.restarts)
-            and not self.has_left(worker)
+            if (is_script or worker in restore.alive or self.may_restart(worker)) and not self.has_left(worker)
         }
         startable = {worker for worker in allowed if not self.missing_nodes([worker])}
         assigned = reassign(job.shape, startable)
@@ -442,6 +442,18 @@ class Leader(Generations):
         self.ends_early = finish.ended_early
         self.enter(Phase.OVER)
         self.put(finish)
+
+    def register_to_resume(self) -> Persist | None:
+        """Return the register from which the live workers start at the last commit; None if it is in no checkpoint."""
+        if self.record.committed not in self.checkpoints.kept:
+            return None
+        commit, is_due = self.commit, self._is_cut_short
+        is_last = commit.step + 1 >= self.run.steps
+        commit = msgspec.structs.replace(commit, last=None, finished=is_due and is_last, evaluate=is_due)
+        self.released.update({str(worker): process.incarnation + 1 for worker, process in self.processes.items()})
+        self._start_over_at(self.live, self.live, self._record_of(commit, self.record.generation))
+        (register,) = (action for action in self.take_actions() if isinstance(action, Persist))
+        return register
 
     def _take_final_state(self, member: str, final: FinalState) -> None:
         self._final[member] = final.digests

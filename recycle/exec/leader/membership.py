@@ -288,9 +288,10 @@ class Membership(RunState):
         self.all_leave = bool(live) and noticed >= live
         for worker in list(self._notices) if not self.all_leave else ():
             stay = live.difference(self.prepared, [worker])
-            if not self.holdings.lost(stay - self.joined):
+            away = {other for other in stay if self.is_awaited([other])}  # perhaps dead with its agent
+            if not self.holdings.lost(stay - self.joined - away):
                 self.prepared.append(worker)
-            elif not stay & self.joined and not self.holdings.is_restoring:
+            elif not (stay & self.joined or away or self.holdings.is_restoring):
                 self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
@@ -403,7 +404,7 @@ class Membership(RunState):
                 self.detector.forget([worker])
             elif (is_running or not rejoin.started) and self.now < rejoin.deadline:
                 return False  # it starts up, its last process is about to end, or its node is missing
-            else:
+            elif not self.has_left(worker):
                 self.kill(worker)
                 self.log("fault", worker=str(worker), step=rejoin.step, cause="did not re-join in time")
             self._rejoins.remove(rejoin)
@@ -423,15 +424,16 @@ class Membership(RunState):
                 self._rejoins.append(Rejoin(worker, self.next_step, started=True))
             elif process.is_running:
                 coming.append(worker)
-            elif process.incarnation - self.released[str(worker)] >= self.run.restarts:
-                continue
-            elif not self.missing_nodes([worker]):
+            elif self.may_restart(worker) and not self.missing_nodes([worker]):
                 self.start_process(worker)
                 self.detector.forget([worker])
         for worker, cause in self.detector.lost(coming, self.now, is_starting=True).items() if coming else ():
             self.kill(worker)  # the next one is started when it has ended
             self.log_detected(worker, f"{cause} in start-up")
             self.detector.forget([worker])
+
+    def may_restart(self, worker: Worker) -> bool:
+        return self.processes[worker].incarnation - self.released[str(worker)] < self.run.restarts
 
     def restart_all(self) -> None:
         """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""

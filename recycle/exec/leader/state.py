@@ -263,11 +263,6 @@ class RunState(Outbox):
             **self.record.progress(),
         )
 
-    def resumable_cursor(self) -> Cursor:
-        """Return the cursor for a run that ended early and may continue: its last step does not end the run."""
-        commit = msgspec.structs.replace(self.commit, last=None, finished=False)
-        return msgspec.structs.replace(self.cursor(), commit=commit)
-
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
         self._persisted_phase = phase or self._persisted_phase
         self.put(Persist(self.cursor(), record))

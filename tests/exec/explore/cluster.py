@@ -19,7 +19,7 @@ import tempfile
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan
 from recycle.plans.plan import programs_of
 from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
-from tests.exec.explore.kernel import Kernel, Process, Thread, Waiting, current
+from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Process, Thread, Waiting, current
 from tests.exec.explore.network import Selector
 from tests.exec.explore.rules import CHECK_SECONDS, LONGEST, Reference, Rules, Violation
 from tests.exec.explore.store import Store
@@ -590,7 +590,7 @@ class Cluster:
         places = place_workers(self.job.shape, scenario.per_node)
         self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.rules = Rules(self)
-        self.store = Store(self.kernel, self.rules.written)
+        self.store = Store(self.kernel, lambda *change: self.rules.written(*change))
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
         self.workers = list(self.job.shape.workers())
         self.nodes = range(len(places))
@@ -600,6 +600,7 @@ class Cluster:
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
         self.stops: dict[int, ThreadEvent] = {}
         self.full_until = 0.0
+        self.is_resumed = False
         self.moments = Counter[str]()
         self._aimed = defaultdict[tuple[str, int], list[Fault]](list)
         for fault in scenario.faults:
@@ -652,6 +653,10 @@ class Cluster:
                     self.kernel.after(fault.time, partial(self.strike, fault))
                 self._live()
                 self.rules.ended()
+                if self.rules.may_be_resumed:
+                    self._resume()
+                    self._live()
+                    self.rules.ended()
         finally:
             for process in list(self.kernel.processes):
                 process.end("the run is over", 0)
@@ -669,6 +674,24 @@ class Cluster:
             raise Violation("exception", f"{type(error).__name__}: {error}") from error
         if not self.kernel.is_finished:
             raise Violation("progress", f"the run has not ended {LONGEST:g} s after the last fault")
+
+    def _resume(self) -> None:
+        """Start all agents again, as a user does whose run has ended early. Nothing strikes them."""
+        kernel = self.kernel
+        for process in list(kernel.processes):
+            process.end("its run has ended", 0)
+        kernel.log(f"the run is resumed, after {self.exits}")
+        self.is_resumed, kernel.is_finished = True, False
+        self.scenario = replace(self.scenario, faults=(), planned=(), crashes=frozenset(), spared=frozenset())
+        kernel.crashes.clear()
+        self._aimed.clear()
+        self.exits = {node: [] for node in self.nodes}
+        self.rules = Rules(self, self.rules)
+        later = max(0.0, self.last_fault - kernel.now) + BREAK_SECONDS[1]
+        self.last_fault = kernel.now + later
+        for node in self.nodes:
+            kernel.after(kernel.draw(later, later + 1.0), partial(self.start_agent, node))
+        kernel.after(later, self.rules.check)
 
     @property
     def has_ended(self) -> bool:
@@ -719,6 +742,7 @@ class Cluster:
                 run="run",
                 directory=self.path,
                 address=f"node{node}",
+                resume=self.is_resumed,
                 stop=stop,  # type: ignore[arg-type]
             )
         except RecycleError as error:

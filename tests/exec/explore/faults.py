@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle.errors import JobError, RunError
@@ -111,6 +112,12 @@ def _leave_node(cluster: Cluster, fault: Fault) -> None:
         cluster.run_in(cluster.agents[node], cluster.stops[node].set)
 
 
+def _end_run(cluster: Cluster, fault: Fault) -> None:
+    """The user ends the run: SIGTERM to all agents."""
+    for node, agent in list(cluster.agents.items()):
+        cluster.kernel.after(cluster.kernel.draw(0.0, 0.5), partial(cluster.run_in, agent, cluster.stops[node].set))
+
+
 def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
     for first, second in pairs:
         if first != second:
@@ -186,6 +193,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "stop agent": _stop_agent,
     "lose node": _lose_node,
     "leave node": _leave_node,
+    "end run": _end_run,
     "cut": _cut_pair,
     "isolate": _isolate,
     "cut from store": _cut_store,

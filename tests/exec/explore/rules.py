@@ -88,12 +88,12 @@ class Rules:
         result: what it has computed; complete when it has ended.
         struck_nodes: those that a fault has struck, or whose processes.
         leader: the latest one. members: process -> what it has heard.
-        committed: last step in the register.
+        committed: last step in the register. kept: steps of checkpoints.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, before: Rules | None = None) -> None:
         self._cluster = cluster
-        self.reference: Reference | None = None
+        self.reference: Reference | None = None if before is None else before.reference
         self.result = Reference([], {})
         crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
         self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
@@ -102,7 +102,7 @@ class Rules:
         self._rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
         self._given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
         self._until = dict[tuple[str, int], float]()
-        self._kept = set[int]()
+        self.kept = set[int]()
         self._disturbed = self._written = 0.0
         self.members: dict[Process, MemberState] = {}
         self._thinks: Leader | None = None
@@ -168,7 +168,7 @@ class Rules:
                 if worker != str(process.worker):
                     return  # perhaps of a process that a leader has forgotten, and whose number another one has now
                 is_live = worker in record.live and record.incarnations.get(worker, 0) == number
-                if is_live and cursor.gone.get(worker) != number:
+                if is_live and record.plan and cursor.gone.get(worker) != number:
                     self._fail("persist", f"{process.name} may leave, which is not written")
             case Strike(fault=fault) if cursor is not None and fault not in cursor.struck:
                 self._fail("persist", f"{process.name} is struck by {fault}, which is not written")
@@ -240,6 +240,8 @@ class Rules:
             case Tell(message=Leave(worker=worker, incarnation=number)) if self.record is not None:  # else nothing runs
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
+                if worker in self.record.live and worker not in self.record.joins:
+                    self._require_hosts(Worker.parse(worker))
             case Send(order=Kill(worker=worker, incarnation=number)) if self.record is not None:
                 if self.leader.phase is Phase.RESTORING:
                     self._struck[Worker.parse(worker)] = number
@@ -253,6 +255,12 @@ class Rules:
                 if is_agent and worker not in self._rejoining and self.leader.phase is not Phase.STARTING:
                     self._fail("left", f"process {number} of worker {worker} starts, after one that was told to leave")
 
+    def _require_hosts(self, worker: Worker) -> None:
+        """A host of the worker's stage stays whose agent is known to live."""
+        others = [other for other in self.leader.holders if not self.leader.is_awaited([other])]
+        if not (self._cluster.scenario.elastic or any(other.rank == worker.rank for other in others)):
+            self._fail("last copy", f"worker {worker} may leave, and agents of the other hosts of its stage are away")
+
     def check(self) -> None:
         """After some quiet the leader knows which processes run, and these know what is written."""
         kernel, leader, record, cursor = self._cluster.kernel, self._thinks, self.record, self.cursor
@@ -260,7 +268,8 @@ class Rules:
         if self._leader is None or not self._leader.is_alive or leader is None or record is None or cursor is None:
             return
         is_loud = self._cluster.scenario.slow_messages or kernel.now - self._disturbed < QUIET_SECONDS
-        if is_loud or leader.phase in (Phase.FINISHED, Phase.OVER):
+        hands_over = self._cluster.stops[self._leader.host].is_set()  # and etcd may hear late of it
+        if is_loud or hands_over or leader.phase in (Phase.FINISHED, Phase.OVER):
             return
         running = {
             (str(worker), process.incarnation)
@@ -336,7 +345,8 @@ class Rules:
 
         scenario = self._cluster.scenario
         is_next = before is not None and record.generation > before.generation and self._ran
-        if is_next and scenario.is_harmless and not (scenario.elastic or scenario.slow_messages):
+        may_change = scenario.elastic or scenario.slow_messages or self._cluster.is_resumed
+        if is_next and scenario.is_harmless and not may_change:
             self._fail("take-over", f"generation {record.generation} follows one that runs")
 
     def _cursor(self, cursor: Cursor) -> None:
@@ -347,7 +357,7 @@ class Rules:
         # A stage without a live host is restored from a checkpoint, and a wrong state is left, in a new generation.
         if cursor.committed < self.committed and (is_same or (self._cluster.scenario.spared and not self._is_wrong)):
             self._fail("commit", f"step {cursor.committed} follows {self.committed} in generation {cursor.generation}")
-        if cursor.committed > self.committed + 1:
+        if before is not None and cursor.committed > self.committed + 1:
             self._fail("commit", f"step {cursor.committed} follows {self.committed}")
         if self.record is not None and cursor.generation == self.record.generation and is_same:
             if cursor.committed == self.committed + 1:
@@ -391,7 +401,7 @@ class Rules:
             case "fault" if cause and not self._is_struck(worker):
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "checkpoint" if "error" not in event:
-                self._kept.add(event["step"])
+                self.kept.add(event["step"])
         if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
             self._fail("repeated", f"step {event['step']}, although all departures were announced")
         error = event.get("error") if event["kind"] == "checkpoint" else None
@@ -462,13 +472,15 @@ class Rules:
             self._fail("refused", f"agent {node}: {exit}")
         kinds = {fault.kind for fault in self._cluster.scenario.faults}
         verified = self._thinks and self._thinks.record.verified_step
-        restorable = sorted(step for step in self._kept if verified is None or step <= verified)
+        restorable = sorted(step for step in self.kept if verified is None or step <= verified)
         is_lost = isinstance(exit, RecycleError) and not self._is_wrong and kinds <= set(HARMLESS)
         if restorable and (is_lost or "has no complete checkpoint" in str(exit)):
             self._fail("restore", f"agent {node}, with checkpoints {restorable}: {exit}")
+        is_stopping = "end run" in kinds and any(AgentExit.LEFT in exits for exits in self._cluster.exits.values())
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
+            and not is_stopping
             and not self._is_over_for_another
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
@@ -481,6 +493,12 @@ class Rules:
         """Whether all workers of an agent were asked to leave, or it waited for etcd in vain and took workers along."""
         exits = [exit for of_node in self._cluster.exits.values() for exit in of_node]
         return any(exit is AgentExit.STOPPED or "does not answer" in str(exit) for exit in exits)
+
+    @property
+    def may_be_resumed(self) -> bool:
+        exits = [exit for of_node in self._cluster.exits.values() for exit in of_node]
+        is_done = AgentExit.DONE in exits or AgentExit.ENDED_BEFORE in exits
+        return bool(self.kept) and not (is_done or self._is_wrong)
 
     def ended(self) -> None:
         """The run is over."""

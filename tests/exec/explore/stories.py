@@ -26,6 +26,7 @@ WEIGHTS = {
     "stop agent": 3,
     "lose node": 2,
     "leave node": 1,
+    "end run": 1,
     "cut": 2,
     "isolate": 3,
     "cut from store": 2,
@@ -37,8 +38,8 @@ WEIGHTS = {
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_ALL = {"fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
-INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+OF_ALL = {"end run", "fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "end run", "lose leases"}
 AIMED = {
     "break": 6,
     "lose leases": 6,
@@ -52,6 +53,7 @@ AIMED = {
     "leave node": 1,
     "leave worker": 1,
     "drain worker": 2,
+    "end run": 1,
 }
 """How often a fault that is aimed at a moment of the leader has a kind."""
 _THREE = Scenario(3, 1, 1, micro_batches=1, steps=4, spared=frozenset({0}))
@@ -80,6 +82,10 @@ WORLDS = {
         checkpoint_every=1,
         steps=6,
         spared=frozenset(range(4)),
+    ),
+    "stopped": replace(_THREE, planned=("slow=6:0.0@1",), faults=(Fault(3.0, "end run"),), restarts=0, steps=8),
+    "stopped at a checkpoint": replace(
+        _FOUR, faults=(Fault(4.0, "end run"),), sharded=True, checkpoint_every=1, steps=6
     ),
     "two leave": replace(_THREE, faults=(_DRAIN, Fault(3.6, "drain worker", 2)), sharded=True, steps=8, spared=_ALL),
     "cut between last hosts": replace(

@@ -183,6 +183,24 @@ STORIES = {
         spared=frozenset({0}),
         crashes=frozenset({("agent 1 role", 7)}),
     ),
+    "run that was stopped continues without restarts": story(
+        1,
+        Fault(3.0, "end run"),
+        pipelines=3,
+        steps=8,
+        restarts=0,
+        planned=("slow=6:0.0@1",),
+        spared=frozenset({0}),
+    ),
+    "run is stopped after an agent died": story(
+        1, Fault(2.9, "kill agent", 1), Fault(3.17, "end run"), pipelines=3, steps=6
+    ),
+    "all agents leave after the last step": story(
+        14, Fault(0.0, "end run", moment="Committed", number=6), pipelines=3, steps=6
+    ),
+    "worker that starts again leaves": story(
+        0, Fault(4.8, "kill worker", 2), Fault(5.3, "end run"), Fault(5.4, "slow store", 2, 6.0), ranks=2, steps=6
+    ),
     "worker that was asked to leave again before a restore is not started": story(
         837044,
         Fault(4.387, "cut", 0, 10.027),
