@@ -14,6 +14,7 @@ from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
 from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell, Tick
+from recycle.exec.leader.commit import NEAR, WINDOW
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import members_of, worker_of
@@ -392,14 +393,24 @@ class Rules:
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "checkpoint" if "error" not in event:
                 self._kept.add(event["step"])
-        if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
-            self._fail("repeated", f"step {event['step']}, although all departures were announced")
+        if event["kind"] == "undone":
+            self._require_need(event["step"], event["cause"])
         error = event.get("error") if event["kind"] == "checkpoint" else None
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
         if error and (self._is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
+
+    def _require_need(self, step: int, cause: str) -> None:
+        """An iteration is repeated for a reason that nobody knew before."""
+        if "clipped" in cause:
+            metrics = self.reference.metrics if self.reference else ()
+            norms = [line["grad_norm"] for line in metrics[max(0, step - WINDOW) : step]]
+            if max(norms, default=0.0) >= NEAR * self._cluster.scenario.clip:
+                self._fail("repeated", f"step {step}, whose gradient is clipped, after steps with the norms {norms}")
+        elif self._is_calm and not self._given_up:  # of too short a deadline
+            self._fail("repeated", f"step {step}, although all departures were announced")
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""

@@ -97,6 +97,7 @@ WORLDS = {
     "slow operation": replace(
         _THREE, planned=("slow=65:2.0@0",), faults=(Fault(11.0, "kill worker", 1),), restarts=0, steps=2
     ),
+    "large gradients": replace(_THREE, clip=4.0, surges=(2, 4), copy_seconds=0.05, steps=6),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
