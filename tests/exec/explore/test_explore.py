@@ -183,6 +183,16 @@ STORIES = {
         spared=frozenset({0}),
         crashes=frozenset({("agent 1 role", 7)}),
     ),
+    "agent of the other host of a silent worker's stage hears late of the next leader": story(
+        5,
+        Fault(5.0, "stop worker", 0, 30.0),
+        Fault(5.5, "cut from store", 1, 6.5),
+        Fault(5.6, "lose leases"),
+        micro_batches=1,
+        steps=6,
+        restarts=0,
+        spared=frozenset({1}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
