@@ -108,6 +108,7 @@ class Scenario:
     Attributes:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
         surges: steps with larger gradients. copy_seconds: time that a copy of a piece of a state takes.
+        look_seconds: time that an agent takes between reading what has arrived and looking for ends of processes.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         restarts: of each worker by the run. returns: agents that end come back. slow_plans: share that take seconds.
@@ -133,6 +134,7 @@ class Scenario:
     clip: float = 9.0
     surges: tuple[int, ...] = ()
     copy_seconds: float = 0.0
+    look_seconds: float = 0.0
     trace: bool = False
     slow_messages: float = 0.0
     seed: int = 0
@@ -328,6 +330,8 @@ class _Processes:
             CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(kill, process))
 
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
+        if seconds := CLUSTER.scenario.look_seconds:
+            CLUSTER.kernel.park(seconds=seconds)
         ended, self._ended = self._ended, {}
         for worker in ended:
             del self.processes[worker]

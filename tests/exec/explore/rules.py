@@ -17,7 +17,7 @@ from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Sen
 from recycle.exec.leader.commit import NEAR, WINDOW
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
-from recycle.exec.members import members_of, worker_of
+from recycle.exec.members import members_of, split_member, worker_of
 from recycle.exec.protocol import (
     Acknowledged,
     Batch,
@@ -36,6 +36,7 @@ from recycle.exec.protocol import (
     Permit,
     Propose,
     Refused,
+    SavedPart,
     Start,
     StepReport,
     Strike,
@@ -44,7 +45,7 @@ from recycle.exec.protocol import (
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
 from tests.exec.explore.faults import HARMLESS
-from tests.exec.explore.kernel import Process
+from tests.exec.explore.kernel import Process, current
 
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
@@ -116,6 +117,7 @@ class Rules:
         self._evaluated: list[Evaluated | None] = []
         self._had_one_host = False
         self._records, self._ran = dict[int, set[int]](), set[int]()
+        self._computed = set[tuple[Process, int]]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
     def _fail(self, rule: str, what: str) -> None:
@@ -149,8 +151,12 @@ class Rules:
         match message:
             case StepReport(step=step, report=report):
                 self._said[generation, f"{type(report).__name__} {step}"].add(member)
+                self._computed.add((current().process, step))
             case Acknowledged() | Formed(error=""):
                 self._said[generation, "form" if isinstance(message, Acknowledged) else "run"].add(member)
+            case SavedPart(step=step) if (current().process, step) not in self._computed and self.record is not None:
+                if split_member(member)[0] in self.record.joins:
+                    self._fail("part", f"{member}, which joins, writes a part of the state after step {step}")
 
     def _require_said(self, rule: str, record: GenerationRecord, what: str) -> None:
         members = set(members_of(record.live, self._cluster.scenario.tensor_parallel))
@@ -238,7 +244,9 @@ class Rules:
             case Refused(worker=worker):
                 if (number := self._asked.pop(worker, None)) is not None:
                     self._until.pop((worker, number), None)
-            case Tell(message=Leave(worker=worker, incarnation=number)) if self.record is not None:  # else nothing runs
+            case Tell(message=Leave(worker=worker, incarnation=number, stage_lost=lost)) if self.record is not None:
+                if not lost and self._asked.get(worker) != number:
+                    self._fail("left", f"process {number} of worker {worker} may leave, and nobody has asked it to")
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
             case Send(order=Kill(worker=worker, incarnation=number)) if self.record is not None:
@@ -318,7 +326,7 @@ class Rules:
     def _resign(self, agent: Process) -> None:
         kinds = {f.kind for f in self._cluster.scenario.faults if f.kind != "lose answers" or f.seconds > LOST_SECONDS}
         is_asked = self._cluster.stops[agent.host].is_set()
-        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose", " ".join(kinds))):
+        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose|suspend", " ".join(kinds))):
             self._fail("role", f"{agent.name} gives the role up, which it has")
 
     def _record(self, record: GenerationRecord) -> None:
@@ -330,6 +338,7 @@ class Rules:
             self._fail("generation", f"{record.generation} follows {before.generation}")
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
+        self._require_balance(record)
         self.record = record
         hosts = Counter(Worker.parse(worker).rank for worker in record.live)
         self._had_one_host = self._had_one_host or 1 in hosts.values()
@@ -339,6 +348,18 @@ class Rules:
         is_next = before is not None and record.generation > before.generation and self._ran
         if is_next and scenario.is_harmless and not (scenario.elastic or scenario.slow_messages):
             self._fail("take-over", f"generation {record.generation} follows one that runs")
+
+    def _require_balance(self, record: GenerationRecord) -> None:
+        """Workers that join together copy the same from different holders, if there are several."""
+        sources = defaultdict[tuple[int, int], list[str]](list)
+        for copy in record.copies:
+            sources[copy.first, copy.last].append(copy.source)
+        for units, of_units in sources.items():
+            holders = set(record.live) - set(record.joins)
+            peers = {name for name in holders if Worker.parse(name).rank == Worker.parse(of_units[0]).rank}
+            is_simple = not (self._cluster.scenario.elastic or self._cluster.scenario.sharded)
+            if is_simple and len(set(of_units)) < min(len(of_units), len(peers)):
+                self._fail("balance", f"units {units} are copied from {of_units}, and {sorted(peers)} have them")
 
     def _cursor(self, cursor: Cursor) -> None:
         before = self.cursor

@@ -46,9 +46,7 @@ class LateCopies(HostCopies):
             target.copy_(source)
 
 
-def simulated_stages(
-    tensor_parallel: int, surges: Collection[int], copy_seconds: float
-) -> list[tuple[Any, str, Any]]:
+def simulated_stages(tensor_parallel: int, surges: Collection[int], copy_seconds: float) -> list[tuple[Any, str, Any]]:
     """What stands in for names of recycle: (module or class, name, value).
 
     Args:
