@@ -193,6 +193,15 @@ STORIES = {
         restarts=0,
         spared=frozenset({1}),
     ),
+    "tensor ranks of a worker that was cut off are one witness": story(
+        910133,
+        Fault(4.185615442283352, "isolate", 1, 6.176357772485723),
+        micro_batches=1,
+        steps=3,
+        tensor_parallel=2,
+        look_seconds=0.05,
+        spared=frozenset({0}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
