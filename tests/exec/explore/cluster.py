@@ -107,7 +107,8 @@ class Scenario:
 
     Attributes:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
-        surges: steps with larger gradients. copy_seconds: time that a copy of a piece of a state takes.
+        replays: steps in which everything is replayed once. surges: steps with larger gradients.
+        copy_seconds: time that a copy of a piece of a state takes.
         look_seconds: time that an agent takes between reading what has arrived and looking for ends of processes.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
@@ -131,6 +132,7 @@ class Scenario:
     sharded: bool = False
     elastic: bool = False
     digests: int = 0
+    replays: int = 0
     clip: float = 9.0
     surges: tuple[int, ...] = ()
     copy_seconds: float = 0.0
@@ -161,7 +163,7 @@ class Scenario:
     @cached_property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        names = "per_node checkpoint_every eval_every staggered elastic digests trace restarts"
+        names = "per_node checkpoint_every eval_every staggered elastic digests replays trace restarts"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -172,7 +174,7 @@ class Scenario:
     @cached_property
     def planning(self) -> Scenario:
         """What of it the plans depend on."""
-        return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic")
+        return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic replays")
 
     def _only(self, names: str) -> Scenario:
         return Scenario(**{name: getattr(self, name) for name in names.split()})
@@ -205,7 +207,7 @@ def job_of(scenario: Scenario) -> PricedJob:
         },
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": scenario.restarts, "gpu_checks": 0.0},
-        integrity={"digests": scenario.digests},
+        integrity={"digests": scenario.digests, "every": scenario.replays},
         membership=LIMITS,
     )
 

@@ -389,11 +389,18 @@ class Rules:
 
     def wrote(self, line: dict[str, Any]) -> None:
         """A leader writes a line of metrics: each micro-batch counts once, to the last bit."""
+        may_be_removed = self._is_wrong and self._cluster.scenario.replays
+        if (wrong := self._wrong_bits(line)) and not may_be_removed:
+            self._fail("bits", wrong)
+
+    def _wrong_bits(self, line: Mapping[str, Any]) -> str:
         step = line["step"]
         expected = self.reference.metrics[step] if self.reference else line
-        for key in ("loss", "grad_norm"):
-            if line[key] != expected[key]:
-                self._fail("bits", f"{key} of step {step} is {line[key]}, without failures {expected[key]}")
+        return " ".join(
+            f"{key} of step {step} is {line[key]}, without failures {expected[key]}"
+            for key in ("loss", "grad_norm")
+            if line[key] != expected[key]
+        )
 
     def logged(self, event: dict[str, Any], agent: Process) -> None:
         """An agent that leads, or thinks so, writes an event."""
@@ -526,6 +533,8 @@ class Rules:
         may_lack = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
         if written != list(range(steps)) and not (may_lack and written == sorted(set(written))):
             raise Violation("line", f"metrics has steps {written}, not {steps}")
+        if wrong := "; ".join(filter(None, map(self._wrong_bits, lines))):
+            raise Violation("bits", wrong)
         events = [json.loads(line) for line in (cluster.path / "events.jsonl").read_text().splitlines()]
         digests = [event["digests"] for event in events if event["kind"] == "finished"]
         states: dict[int, set[str]] = {}

@@ -124,15 +124,8 @@ WORLDS = {
         steps=14,
         spared=frozenset({0, 2}),
     ),
-    "stuck worker and late agent": replace(
-        _TWO,
-        planned=("stall:0.0@3",),
-        faults=(Fault(5.8, "cut from store", 1, 6.5), Fault(5.9, "lose leases")),
-        checkpoint_every=0,
-        steps=6,
-        restarts=0,
-        spared=frozenset({1}),
-        seed=1,
+    "broken device": replace(
+        _THREE, planned=("flip=kernel:1.0@2",), replays=2, restarts=0, steps=6, spared=frozenset({0, 2})
     ),
     "large gradients": replace(_THREE, clip=4.0, surges=(2, 4), copy_seconds=0.05, steps=6),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
@@ -151,6 +144,7 @@ LEAST: dict[str, Any] = {
     "sharded": False,
     "elastic": False,
     "digests": 0,
+    "replays": 0,
     "clip": 9.0,
     "surges": (),
     "copy_seconds": 0.0,

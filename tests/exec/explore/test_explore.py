@@ -193,6 +193,16 @@ STORIES = {
         restarts=0,
         spared=frozenset({1}),
     ),
+    "agent of the other host of a stuck worker's stage hears late of the next leader": story(
+        1,
+        Fault(5.8, "cut from store", 1, 6.5),
+        Fault(5.9, "lose leases"),
+        micro_batches=1,
+        steps=6,
+        planned=("stall:0.0@3",),
+        restarts=0,
+        spared=frozenset({1}),
+    ),
     "tensor ranks of a worker that was cut off are one witness": story(
         910133,
         Fault(4.185615442283352, "isolate", 1, 6.176357772485723),
