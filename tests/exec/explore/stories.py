@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import count, islice
@@ -224,7 +224,7 @@ def draw_scenario(seed: int) -> Scenario:
     faults, time = list[Fault](), draws.random() * (steps + 3.0)  # a run without faults takes so long
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
         targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
-        if not targets or (kind == "cut" and spared):
+        if not targets or (kind == "cut" and spared) or (kind == "suspend" and not _may_pause(planned)):
             continue
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
         if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
@@ -239,6 +239,11 @@ def draw_scenario(seed: int) -> Scenario:
         crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+
+
+def _may_pause(planned: Iterable[str]) -> bool:
+    """A slow operation takes a multiple of its time, with pauses, and may count as hung."""
+    return not any(text.startswith("slow") for text in planned)
 
 
 @cache
@@ -256,6 +261,7 @@ def _aimed(draws: random.Random, seed: int) -> Scenario:
     workers = world.pipelines * world.ranks
     others = [number for number in range(workers) if world.spared and number not in world.spared]
     kinds = list(AIMED) if others and draws.random() < 0.4 else list(HARMLESS)
+    kinds = [kind for kind in kinds if kind != "suspend" or _may_pause(world.planned)]
     moments, writes = _moments(world)
     faults, (moment, number) = list(world.faults), draws.choice(moments)
     for kind in draws.choices(kinds, [AIMED[kind] for kind in kinds], k=draws.choice([1, 1, 2, 3])):
