@@ -154,7 +154,7 @@ def _break_links(cluster: Cluster, fault: Fault) -> None:
 
 
 def _forge(cluster: Cluster, fault: Fault) -> None:
-    """Somebody in the network sends the agent of a node orders in the leader's name."""
+    """An attacker in the network sends forged orders to the agent of a node."""
     node = cluster.node_of(fault)
     workers = [worker for worker, home in cluster.homes.items() if home == node]
     orders = [msgspec.msgpack.encode(Kill(str(worker), MANY)) for worker in workers]

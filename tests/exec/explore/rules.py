@@ -246,7 +246,7 @@ class Rules:
                     self._until.pop((worker, number), None)
             case Tell(message=Leave(worker=worker, incarnation=number, stage_lost=lost)) if self.record is not None:
                 if not lost and self._asked.get(worker) != number:
-                    self._fail("left", f"process {number} of worker {worker} may leave, and nobody has asked it to")
+                    self._fail("left", f"process {number} of worker {worker} may leave, and was not asked to")
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
             case Send(order=Kill(worker=worker, incarnation=number)) if self.record is not None:
@@ -431,7 +431,7 @@ class Rules:
             self._fail("checkpoint", error)
 
     def _require_need(self, step: int, cause: str) -> None:
-        """An iteration is repeated for a reason that nobody knew before."""
+        """An iteration is repeated only for a reason that was not known when it began."""
         if "clipped" in cause:
             metrics = self.reference.metrics if self.reference else ()
             norms = [line["grad_norm"] for line in metrics[max(0, step - WINDOW) : step]]

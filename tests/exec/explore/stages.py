@@ -23,7 +23,7 @@ _draw = lru_cache(1 << 16)(recycle.exec.emulation._draw)
 
 
 class LateCopies(HostCopies):
-    """Copies that take place when something waits for them, as late as those of a GPU's stream may.
+    """Copies that take place when the first wait for them ends, the latest time that a GPU's stream allows.
 
     Args:
         seconds: time that a call of `copy` takes.
