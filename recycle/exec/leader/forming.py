@@ -262,7 +262,8 @@ class Forming(Membership):
         pair = [worker_of(member), Worker.parse(message.peer)]
         suspects = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
         if not suspects:  # one that several others cannot reach
-            named = Counter(Worker.parse(cut.peer) for cut in cuts.values())
+            reports = {(worker_of(member), Worker.parse(cut.peer)) for member, cut in cuts.items()}
+            named = Counter(peer for _, peer in reports)
             suspects = [worker for worker in pair if named[worker] > 1]
         fenced = select_fenced(pair, self.holders, suspects, self.holdings.fewest_hosts(pair, self.holders))
         why = "" if self.is_reached else "the leader cannot reach etcd"

@@ -151,9 +151,10 @@ class Membership(RunState):
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
     def _is_last_host(self, node: int) -> bool:
-        """Whether a layer would be lost with this node and with all stuck workers and absent agents."""
+        """Whether a layer would be lost with this node and with all stuck or silent workers and absent agents."""
         running = [worker for worker in self.holders if self.processes[worker].is_running]
         stuck = self.detector.stuck(running, self.limits.dead_after / 2)
+        stuck.update(worker for worker in running if self.detector.is_silent(worker, self.now))
         away = {node for node, agent in self._agents.items() if agent.absent is not None}
         heard = [worker for worker in running if worker not in stuck and self.node_of(worker) not in away]
         own = [worker for worker in running if self.node_of(worker) == node]

@@ -20,7 +20,7 @@ import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ import torch
 import recycle.exec.agent.node_agent
 import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
-import recycle.exec.emulation
 import recycle.exec.faults.kinds
 import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
@@ -75,6 +74,7 @@ from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
 from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Process, Thread, Waiting, current
 from tests.exec.explore.network import Selector
 from tests.exec.explore.rules import CHECK_SECONDS, LONGEST, Reference, Rules, Violation
+from tests.exec.explore.stages import simulated_stages
 from tests.exec.explore.store import Store
 from tests.exec.explore.threads import Event as ThreadEvent
 from tests.exec.explore.transport import Fabric, SimulatedTransport
@@ -97,7 +97,7 @@ LIMITS = {
     "lease": 6,
     "drift": 0.0,
 }
-COURSE = "pipelines ranks micro_batches steps tensor_parallel sharded clip"
+COURSE = "pipelines ranks micro_batches steps tensor_parallel sharded clip surges"
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -107,6 +107,9 @@ class Scenario:
 
     Attributes:
         tensor_parallel, sharded, elastic, digests, clip, trace: of the job; `clip` is the largest norm of a gradient.
+        replays: steps in which everything is replayed once. surges: steps with larger gradients.
+        copy_seconds: time that a copy of a piece of a state takes.
+        look_seconds: time that an agent takes between reading what has arrived and looking for ends of processes.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         restarts: of each worker by the run. returns: agents that end come back. slow_plans: share that take seconds.
@@ -129,7 +132,11 @@ class Scenario:
     sharded: bool = False
     elastic: bool = False
     digests: int = 0
+    replays: int = 0
     clip: float = 9.0
+    surges: tuple[int, ...] = ()
+    copy_seconds: float = 0.0
+    look_seconds: float = 0.0
     trace: bool = False
     slow_messages: float = 0.0
     seed: int = 0
@@ -143,10 +150,10 @@ class Scenario:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nothing strikes but losses of the role and of connections."""
+        """Whether nothing strikes but losses of the role and of connections, and no step is repeated."""
         are_short = all(f.kind in HARMLESS or (f.kind == "stall store" and f.seconds < 2.0) for f in self.faults)
         is_slow = all(text.startswith("slow") for text in self.planned)
-        return is_slow and are_short and self.has_roles_only
+        return is_slow and are_short and self.has_roles_only and not self.surges
 
     @property
     def has_roles_only(self) -> bool:
@@ -156,7 +163,7 @@ class Scenario:
     @cached_property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        names = "per_node checkpoint_every eval_every staggered elastic digests trace restarts"
+        names = "per_node checkpoint_every eval_every staggered elastic digests replays trace restarts"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -167,7 +174,7 @@ class Scenario:
     @cached_property
     def planning(self) -> Scenario:
         """What of it the plans depend on."""
-        return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic")
+        return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic replays")
 
     def _only(self, names: str) -> Scenario:
         return Scenario(**{name: getattr(self, name) for name in names.split()})
@@ -200,7 +207,7 @@ def job_of(scenario: Scenario) -> PricedJob:
         },
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": scenario.restarts, "gpu_checks": 0.0},
-        integrity={"digests": scenario.digests},
+        integrity={"digests": scenario.digests, "every": scenario.replays},
         membership=LIMITS,
     )
 
@@ -290,6 +297,7 @@ class _Processes:
         for rank in self._tensor_ranks:
             name = f"worker {member_name(worker, rank)}.{order.incarnation}"
             process = Process(kernel, name, self._agent.host, self._agent, worker, order.incarnation)
+            process.tensor_rank = rank
             self.processes[worker].append(process)
             kernel.log(f"{name} starts on node {process.host}")
             specification = WorkerSpecification(
@@ -324,6 +332,8 @@ class _Processes:
             CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(kill, process))
 
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
+        if seconds := CLUSTER.scenario.look_seconds:
+            CLUSTER.kernel.park(seconds=seconds)
         ended, self._ended = self._ended, {}
         for worker in ended:
             del self.processes[worker]
@@ -571,7 +581,6 @@ PURE: list[tuple[Any, str, Any]] = [
     (_PLANNING, "Plan", types.SimpleNamespace(from_text=cache(Plan.from_text))),
     (Job, "to_toml", _once(Job.to_toml)),
     (Plan, "for_processes", _once(Plan.for_processes)),
-    (recycle.exec.emulation, "_draw", lru_cache(1 << 16)(recycle.exec.emulation._draw)),
     (PricedJob, "shape", property(_once(PricedJob.shape.fget))),
 ]
 """What repeats in every run, and is computed once."""
@@ -609,16 +618,17 @@ class Cluster:
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
         global CLUSTER
-        if self.scenario != self.scenario.course:
-            self.rules.reference = reference(self.scenario.course)
+        scenario = self.scenario
+        if scenario != scenario.course:
+            self.rules.reference = reference(scenario.course)
         CLUSTER = self
         path = directory or Path(tempfile.mkdtemp(prefix="recycle-explore-", dir=FOLDER))
         self.request = _Request(
             job=self.job,
-            steps=self.scenario.steps,
+            steps=scenario.steps,
             schedule=None,
             planner=plan_for_training,
-            faults=[parse_fault(text) for text in self.scenario.planned],
+            faults=[parse_fault(text) for text in scenario.planned],
             observer=_Observer(self),
         )
         self.path = path
@@ -641,6 +651,7 @@ class Cluster:
             (modules.worker.member, "MemberState", _State),
             (modules.launch.runtime, "Leader", _Leader),
             (modules.faults.kinds, "os", stand_in(os, kill=_signal)),
+            *simulated_stages(scenario.tensor_parallel, scenario.surges, scenario.copy_seconds),
             *INTERVALS,
             *PURE,
         ]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.run_address import drain
 from recycle.exec.processes.forkserver import REFUSED
+from recycle.exec.protocol import Kill
 from tests.exec.explore.kernel import BREAK_SECONDS, Process
 from tests.exec.explore.store import HOST as STORE
 
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
+
+CODE, MANY = bytes(16), 99
+"""The authentication code of a forged frame; more than a worker has processes."""
 
 
 class Fault(NamedTuple):
@@ -153,6 +160,23 @@ def _break_links(cluster: Cluster, fault: Fault) -> None:
             cluster.kernel.after(fault.seconds, end.reset)
 
 
+def _forge(cluster: Cluster, fault: Fault) -> None:
+    """An attacker in the network sends forged orders to the agent of a node."""
+    node = cluster.node_of(fault)
+    workers = [worker for worker, home in cluster.homes.items() if home == node]
+    orders = [msgspec.msgpack.encode(Kill(str(worker), MANY)) for worker in workers]
+    for end in cluster.agents[node].sockets if node in cluster.agents else ():
+        if end.peer is not None and end.peer.process.host != node:
+            for order in orders:
+                end._arrive(struct.pack("!I", len(CODE) + len(order)) + CODE + order)
+
+
+def _suspend(cluster: Cluster, fault: Fault) -> None:
+    """All processes stop, and go on nearly together."""
+    for process in cluster.kernel.processes:
+        process.stop(fault.seconds + cluster.kernel.draw(0.0, 0.3))
+
+
 def _fail_to_form(cluster: Cluster, fault: Fault) -> None:
     if (process := cluster.process_of(fault)) is not None:
         cluster.rules.struck(process)
@@ -198,6 +222,8 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "isolate": _isolate,
     "cut from store": _cut_store,
     "break": _break_links,
+    "forge": _forge,
+    "suspend": _suspend,
     "fail to form": _fail_to_form,
     "fill disk": _fill_disk,
     "stall store": _stall_store,
@@ -206,5 +232,5 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "lose answers": _lose_answers,
     "lose leases": _lose_leases,
 }
-HARMLESS = ("break", "lose leases")
+HARMLESS = ("break", "lose leases", "forge", "suspend")
 """Faults that end no process."""

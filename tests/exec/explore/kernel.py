@@ -52,7 +52,7 @@ class Process:
         incarnation: int = 0,
     ) -> None:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
-        self.incarnation = incarnation
+        self.incarnation, self.tensor_rank = incarnation, 0
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
         self.effects = dict[str, int]()

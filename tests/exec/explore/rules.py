@@ -14,9 +14,10 @@ from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
 from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell, Tick
+from recycle.exec.leader.commit import NEAR, WINDOW
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
-from recycle.exec.members import members_of, worker_of
+from recycle.exec.members import members_of, split_member, worker_of
 from recycle.exec.protocol import (
     Acknowledged,
     Batch,
@@ -35,6 +36,7 @@ from recycle.exec.protocol import (
     Permit,
     Propose,
     Refused,
+    SavedPart,
     Start,
     StepReport,
     Strike,
@@ -43,7 +45,7 @@ from recycle.exec.protocol import (
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
 from tests.exec.explore.faults import HARMLESS
-from tests.exec.explore.kernel import Process
+from tests.exec.explore.kernel import Process, current
 
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
@@ -115,6 +117,7 @@ class Rules:
         self._evaluated: list[Evaluated | None] = []
         self._had_one_host = False
         self._records, self._ran = dict[int, set[int]](), set[int]()
+        self._computed = set[tuple[Process, int]]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
     def _fail(self, rule: str, what: str) -> None:
@@ -148,8 +151,12 @@ class Rules:
         match message:
             case StepReport(step=step, report=report):
                 self._said[generation, f"{type(report).__name__} {step}"].add(member)
+                self._computed.add((current().process, step))
             case Acknowledged() | Formed(error=""):
                 self._said[generation, "form" if isinstance(message, Acknowledged) else "run"].add(member)
+            case SavedPart(step=step) if (current().process, step) not in self._computed and self.record is not None:
+                if split_member(member)[0] in self.record.joins:
+                    self._fail("part", f"{member}, which joins, writes a part of the state after step {step}")
 
     def _require_said(self, rule: str, record: GenerationRecord, what: str) -> None:
         members = set(members_of(record.live, self._cluster.scenario.tensor_parallel))
@@ -237,7 +244,10 @@ class Rules:
             case Refused(worker=worker):
                 if (number := self._asked.pop(worker, None)) is not None:
                     self._until.pop((worker, number), None)
-            case Tell(message=Leave(worker=worker, incarnation=number)) if self.record is not None:  # else nothing runs
+            case Tell(message=Leave(worker=worker, incarnation=number, stage_lost=lost)) if self.record is not None:
+                # Processes of a run that was stopped leave when it continues.
+                if not lost and self.record.plan and self._asked.get(worker) != number:
+                    self._fail("left", f"process {number} of worker {worker} may leave, and was not asked to")
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
                 if worker in self.record.live and worker not in self.record.joins:
@@ -326,7 +336,7 @@ class Rules:
     def _resign(self, agent: Process) -> None:
         kinds = {f.kind for f in self._cluster.scenario.faults if f.kind != "lose answers" or f.seconds > LOST_SECONDS}
         is_asked = self._cluster.stops[agent.host].is_set()
-        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose", " ".join(kinds))):
+        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose|suspend", " ".join(kinds))):
             self._fail("role", f"{agent.name} gives the role up, which it has")
 
     def _record(self, record: GenerationRecord) -> None:
@@ -338,6 +348,7 @@ class Rules:
             self._fail("generation", f"{record.generation} follows {before.generation}")
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
+        self._require_balance(record)
         self.record = record
         hosts = Counter(Worker.parse(worker).rank for worker in record.live)
         self._had_one_host = self._had_one_host or 1 in hosts.values()
@@ -348,6 +359,18 @@ class Rules:
         may_change = scenario.elastic or scenario.slow_messages or self._cluster.is_resumed
         if is_next and scenario.is_harmless and not may_change:
             self._fail("take-over", f"generation {record.generation} follows one that runs")
+
+    def _require_balance(self, record: GenerationRecord) -> None:
+        """Workers that join together copy the same from different holders, if there are several."""
+        sources = defaultdict[tuple[int, int], list[str]](list)
+        for copy in record.copies:
+            sources[copy.first, copy.last].append(copy.source)
+        for units, of_units in sources.items():
+            holders = set(record.live) - set(record.joins)
+            peers = {name for name in holders if Worker.parse(name).rank == Worker.parse(of_units[0]).rank}
+            is_simple = not (self._cluster.scenario.elastic or self._cluster.scenario.sharded)
+            if is_simple and len(set(of_units)) < min(len(of_units), len(peers)):
+                self._fail("balance", f"units {units} are copied from {of_units}, and {sorted(peers)} have them")
 
     def _cursor(self, cursor: Cursor) -> None:
         before = self.cursor
@@ -377,11 +400,18 @@ class Rules:
 
     def wrote(self, line: dict[str, Any]) -> None:
         """A leader writes a line of metrics: each micro-batch counts once, to the last bit."""
+        may_be_removed = self._is_wrong and self._cluster.scenario.replays
+        if (wrong := self._wrong_bits(line)) and not may_be_removed:
+            self._fail("bits", wrong)
+
+    def _wrong_bits(self, line: Mapping[str, Any]) -> str:
         step = line["step"]
         expected = self.reference.metrics[step] if self.reference else line
-        for key in ("loss", "grad_norm"):
-            if line[key] != expected[key]:
-                self._fail("bits", f"{key} of step {step} is {line[key]}, without failures {expected[key]}")
+        return " ".join(
+            f"{key} of step {step} is {line[key]}, without failures {expected[key]}"
+            for key in ("loss", "grad_norm")
+            if line[key] != expected[key]
+        )
 
     def logged(self, event: dict[str, Any], agent: Process) -> None:
         """An agent that leads, or thinks so, writes an event."""
@@ -402,14 +432,24 @@ class Rules:
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "checkpoint" if "error" not in event:
                 self.kept.add(event["step"])
-        if event["kind"] == "undone" and self._is_calm and not self._given_up:  # of too short a deadline
-            self._fail("repeated", f"step {event['step']}, although all departures were announced")
+        if event["kind"] == "undone":
+            self._require_need(event["step"], event["cause"])
         error = event.get("error") if event["kind"] == "checkpoint" else None
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
         if error and (self._is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
+
+    def _require_need(self, step: int, cause: str) -> None:
+        """An iteration is repeated only for a reason that was not known when it began."""
+        if "clipped" in cause:
+            metrics = self.reference.metrics if self.reference else ()
+            norms = [line["grad_norm"] for line in metrics[max(0, step - WINDOW) : step]]
+            if max(norms, default=0.0) >= NEAR * self._cluster.scenario.clip:
+                self._fail("repeated", f"step {step}, whose gradient is clipped, after steps with the norms {norms}")
+        elif self._is_calm and not self._given_up:  # of too short a deadline
+            self._fail("repeated", f"step {step}, although all departures were announced")
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""
@@ -512,6 +552,8 @@ class Rules:
         may_lack = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
         if written != list(range(steps)) and not (may_lack and written == sorted(set(written))):
             raise Violation("line", f"metrics has steps {written}, not {steps}")
+        if wrong := "; ".join(filter(None, map(self._wrong_bits, lines))):
+            raise Violation("bits", wrong)
         events = [json.loads(line) for line in (cluster.path / "events.jsonl").read_text().splitlines()]
         digests = [event["digests"] for event in events if event["kind"] == "finished"]
         states: dict[int, set[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import count, islice
@@ -36,13 +36,20 @@ WEIGHTS = {
     "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
+    "forge": 1,
+    "suspend": 1,
 }
 """How often a seed has a kind of fault."""
-OF_ALL = {"end run", "fill disk", "stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
-INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "end run", "lose leases"}
+STORE = {"stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
+OF_ALL = {"end run", "fill disk", "suspend"} | STORE
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "end run", "lose leases", "forge"}
+LONGEST_PAUSE = 5.0
+"""Seconds, shorter than a lease."""
 AIMED = {
     "break": 6,
     "lose leases": 6,
+    "forge": 1,
+    "suspend": 2,
     "lose answers": 1,
     "stall store": 1,
     "fail to form": 1,
@@ -103,6 +110,31 @@ WORLDS = {
     "slow operation": replace(
         _THREE, planned=("slow=65:2.0@0",), faults=(Fault(11.0, "kill worker", 1),), restarts=0, steps=2
     ),
+    "two return": replace(
+        _THREE,
+        pipelines=4,
+        planned=("rejoin:1.0@2", "rejoin:2.0@2", "kill:1.0@1", "kill:2.0@1"),
+        look_seconds=0.05,
+        restarts=0,
+        spared=frozenset({0, 3}),
+    ),
+    "node away at a return": replace(
+        _THREE,
+        planned=("rejoin:1.0@2", "kill:1.0@1"),
+        faults=(Fault(0.0, "kill agent", 1, 0.0, "ended"),),
+        restarts=0,
+    ),
+    "asked to leave when the next process is ordered": replace(
+        _THREE,
+        planned=("slow=3:0.0@0",),
+        faults=(Fault(4.5, "isolate", 1, 8.5), Fault(0.0, "leave worker", 1, 0.0, "Start", 4)),
+        steps=14,
+        spared=frozenset({0, 2}),
+    ),
+    "broken device": replace(
+        _THREE, planned=("flip=kernel:1.0@2",), replays=2, restarts=0, steps=6, spared=frozenset({0, 2})
+    ),
+    "large gradients": replace(_THREE, clip=4.0, surges=(2, 4), copy_seconds=0.05, steps=6),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
@@ -119,7 +151,11 @@ LEAST: dict[str, Any] = {
     "sharded": False,
     "elastic": False,
     "digests": 0,
+    "replays": 0,
     "clip": 9.0,
+    "surges": (),
+    "copy_seconds": 0.0,
+    "look_seconds": 0.0,
 }
 """What a shorter story is without."""
 MOST_EFFECTS = {"": 60, " writes": 20, " role": 20}
@@ -153,7 +189,10 @@ def _draw_job(number: int) -> Scenario:
         sharded=sharded,
         elastic=not sharded and ranks > 1 and chance(0.3),
         digests=draws.choice([0, 0, 0, 1, 2]),
-        clip=draws.choice([9.0, 9.0, 1.5]),
+        clip=draws.choice([9.0, 9.0, 4.0, 1.5]),
+        surges=draws.choice([(), (), (1,), (2,)]),
+        copy_seconds=draws.choice([0.0, 0.0, 0.05]),
+        look_seconds=draws.choice([0.0, 0.0, 0.0, 0.05]),
     )
 
 
@@ -192,11 +231,11 @@ def draw_scenario(seed: int) -> Scenario:
     faults, time = list[Fault](), draws.random() * (steps + 3.0)  # a run without faults takes so long
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
         targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
-        if not targets or (kind == "cut" and spared):
+        if not targets or (kind == "cut" and spared) or (kind == "suspend" and not _may_pause(planned)):
             continue
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
         if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
-            seconds = min(seconds, 6.0)
+            seconds = min(seconds, LONGEST_PAUSE if kind == "suspend" else 6.0)
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
@@ -207,6 +246,11 @@ def draw_scenario(seed: int) -> Scenario:
         crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+
+
+def _may_pause(planned: Iterable[str]) -> bool:
+    """A slow operation takes a multiple of its time, with pauses, and may count as hung."""
+    return not any(text.startswith("slow") for text in planned)
 
 
 @cache
@@ -224,12 +268,14 @@ def _aimed(draws: random.Random, seed: int) -> Scenario:
     workers = world.pipelines * world.ranks
     others = [number for number in range(workers) if world.spared and number not in world.spared]
     kinds = list(AIMED) if others and draws.random() < 0.4 else list(HARMLESS)
+    kinds = [kind for kind in kinds if kind != "suspend" or _may_pause(world.planned)]
     moments, writes = _moments(world)
     faults, (moment, number) = list(world.faults), draws.choice(moments)
     for kind in draws.choices(kinds, [AIMED[kind] for kind in kinds], k=draws.choice([1, 1, 2, 3])):
         if draws.random() < 0.3:
             moment, number = draws.choice(moments)
         seconds = draws.choice([0.0, 0.0, 0.5, 1.5]) if kind == "break" else draws.choice([0.5, 1.5, 5.0, 12.0])
+        seconds = min(seconds, LONGEST_PAUSE) if kind == "suspend" else seconds
         target = draws.choice(range(workers) if kind in HARMLESS else others)
         faults.append(Fault(0.0, kind, target, seconds, moment, number))
     staggered = world.staggered and draws.random() < 0.7
