@@ -15,10 +15,10 @@ import pytest
 
 from recycle import Job, JobError, RecycleError, RunError, Worker
 from recycle.exec.launch import run_address, run_directory
-from recycle.exec.launch.run_address import run_key, write_address
+from recycle.exec.launch.run_address import NoLeader, run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.exec.links import Link
-from recycle.exec.protocol import Drained, Refused, RunInfo
+from recycle.exec.protocol import Drain, Drained, Refused, RunInfo
 from recycle.runs.logs import append_iteration, log_path
 from tests.exec.runs import job
 
@@ -82,6 +82,29 @@ def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeyp
     with pytest.raises(JobError, match="this run has ended"):
         run_address.drain(tmp_path, "1.1", None, print)
     ours.close()
+
+
+def test_drain_between_two_leaders_asks_the_next_one(tmp_path, monkeypatch):
+    ours, of_leader = socket.socketpair()
+    answers = [NoLeader(), Link(ours, Drained | Refused)]
+
+    def connect(path):
+        answer = answers.pop(0)
+        if isinstance(answer, NoLeader):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(run_address, "connect_to_run", connect)
+    (tmp_path / "job.toml").write_text(job(2, 1, 1).to_toml())
+    (tmp_path / "run").touch()
+    write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+    leader = Link(of_leader, Drain)
+    leader.send(Refused("", "the answer of the next leader"))
+    with pytest.raises(JobError, match="the answer of the next leader"):
+        run_address.drain(tmp_path, "1.0", None, print)
+    assert leader.read() == [Drain("1.0", None)]
+    ours.close()
+    of_leader.close()
 
 
 def test_drain_of_a_run_whose_agents_were_all_killed_ends(tmp_path, monkeypatch):
