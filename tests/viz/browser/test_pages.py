@@ -511,13 +511,19 @@ def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -
     page = chromium.new_page()
     page.goto(address + "/?pages=schedules")
     drawn(page, "schedules-0")
+    notice = "text=The viewer's server does not respond"
     page.context.set_offline(True)
     page.click(".tab:has-text('Compare')")
-    page.wait_for_selector("text=The viewer's server does not respond")
+    page.wait_for_selector(notice)
     assert page.evaluate(IN_SIGHT) == ["schedules-0", "schedules-1"]
+    page.click(".tab:has-text('Schedules')")
+    with page.expect_request(lambda request: "bench-explain" in (request.post_data or "")):
+        page.click(".bench-tab:has-text('Explain')")
+    page.wait_for_timeout(300)
     page.context.set_offline(False)
-    page.click(".tab:has-text('Validate')")
-    page.wait_for_selector("text=The viewer's server does not respond", state="hidden")
+    page.evaluate("() => recycle.active.zoom(0.5)")  # which asks for the panel again
+    page.wait_for_selector("text=over the makespan of 9;")
+    page.wait_for_selector(notice, state="hidden")
     page.close()
 
 
