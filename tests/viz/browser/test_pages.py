@@ -264,6 +264,26 @@ def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str)
     page.wait_for_function("span => recycle.views.get('plans-all').ghost.span > span + 3", arg=span)
 
 
+def test_times_typed_just_before_back_belong_to_the_step_that_is_left(journey: Any, address: str) -> None:
+    page = journey(address + "/?pages=plans")
+    drawn(page, "plans-all")
+    page.click(".bench-tab:has-text('Scenario')")
+    page.click(".workers button:text-is('0.0')")
+    page.wait_for_function("() => location.search.includes('fail=0.0')")
+    page.evaluate("""() => {
+      const field = document.querySelector('.retime [data-field=F] input[type=text]');
+      field.value = '4';
+      field.dispatchEvent(new Event('input', { bubbles: true }));
+      history.back();
+    }""")
+    page.wait_for_function("() => !location.search.includes('fail')")
+    page.wait_for_timeout(600)
+    assert "times" not in page.evaluate("() => location.search")
+    assert page.locator(".banner").is_hidden()
+    page.go_forward()
+    page.wait_for_selector(".banner:has-text('F = 4, 0.0')")
+
+
 def test_a_hostile_file_is_shown_as_text_and_a_large_one_is_not_sent(
     journey: Any, address: str, tmp_path: Path, broken: Schedule
 ) -> None:
