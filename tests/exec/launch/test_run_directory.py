@@ -149,6 +149,19 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     log.close()
 
 
+def test_a_slow_disk_is_named_once(tmp_path, monkeypatch):
+    warnings = []
+    directory = RunDirectory(tmp_path / "run", JOB)
+    directory.warn = warnings.append
+    directory.event("fault")
+    assert warnings == []
+    monkeypatch.setattr(run_directory, "SLOW_SECONDS", 0.0)
+    for step in range(2):
+        directory.metric({"step": step})
+    (warning,) = warnings
+    assert str(tmp_path / "run" / "metrics.jsonl") in warning
+
+
 def test_agents_write_whole_lines_after_one_that_was_killed_or_had_no_room(tmp_path):
     """One agent has the role; the next one appends after a line that the first one could not finish."""
     path = tmp_path / "metrics.jsonl"
