@@ -159,7 +159,8 @@ class RunPage(PageOfRun):
             empty = parts.empty_state("No iteration ran yet.", "Timelines appear with the first one.")
             return empty, [], "", "hidden"
         step = run.steps[0] if step is None else step
-        *aborted, counted = run.generations_of(step) or [None]
+        attempts: list[int | None] = [*run.generations_of(step)]
+        *aborted, counted = attempts or [None]
         generation_of = {f"{step}.{generation}": generation for generation in aborted} | {"": counted}
         attempt = attempt if attempt in generation_of else ""
         chosen = generation_of[attempt]

@@ -122,7 +122,7 @@ def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[in
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             if not is_told and time.monotonic() - began > 1.0:
                 is_told = True
-                print(f"{path}: waiting for agents of another run to end", file=sys.stderr, flush=True)
+                print(f"{path}: waiting for other agents that hold it", file=sys.stderr, flush=True)
             time.sleep(0.1)
     except OSError as error:
         raise JobError(f"{path}: cannot be written ({error.strerror})") from None
