@@ -11,8 +11,8 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.sections import AUTO
 from recycle.job.shape import Placing
-from recycle.plans import Entry, Plan
-from recycle.plans.library import MANIFEST, job_key
+from recycle.plans import Entry, Plan, PlanLibrary
+from recycle.plans.library import job_key
 from recycle.plans.verify import NotProven, verify as verify_plan
 
 
@@ -27,7 +27,7 @@ def verify(plan: Path, job: Path | None = None) -> Result:
         plan: plan file, or folder of a plan library.
         job: job file that the plan must be for.
     """
-    files = sorted(file for file in plan.glob("*.json") if file.name != MANIFEST) if plan.is_dir() else [plan]
+    files = PlanLibrary(plan).files() if plan.is_dir() else [plan]
     if not files:
         raise PlanError(f"{plan}: has no plan; recycle plan JOB --failures N --library {plan} makes some")
     keys = None if job is None else _keys(Job.load(job))

@@ -253,14 +253,25 @@ class PlanLibrary:
         """Return all entries of the manifest, for any job; read again after the file changed."""
         stamp = self._now()
         if stamp != self._stamp:
-            listed: list[Entry] | None = None
-            with contextlib.suppress(PlanError, msgspec.MsgspecError):
-                read = msgspec.json.decode(read_whole(self.directory / MANIFEST, PlanError), type=_Manifest)
-                listed = read.plans if (read.format, read.version) == (FORMAT, VERSION) else None
+            listed = self._listed()
             self._is_listed = listed is not None
             self._entries = self._adopt(set()) if listed is None else {entry.vector: entry for entry in listed}
             self._stamp = stamp
         return self._entries
+
+    def _listed(self) -> list[Entry] | None:
+        with contextlib.suppress(PlanError, msgspec.MsgspecError):
+            read = msgspec.json.decode(read_whole(self.directory / MANIFEST, PlanError), type=_Manifest)
+            return read.plans if (read.format, read.version) == (FORMAT, VERSION) else None
+        return None
+
+    def files(self) -> list[Path]:
+        """Return the files of the listed plans; without a readable manifest, all files that may hold a plan."""
+        listed = self._listed()
+        return self._candidates() if listed is None else sorted(map(self._file, listed))
+
+    def _candidates(self) -> list[Path]:
+        return sorted(path for path in self.directory.glob("*.json") if path.name != MANIFEST)
 
     def _now(self) -> tuple[int, ...]:
         for path in (self.directory / MANIFEST, self.directory):
@@ -384,8 +395,8 @@ class PlanLibrary:
 
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
         adopted: dict[Vector, Entry] = {}
-        for path in sorted(self.directory.glob("*.json")):
-            if path.name == MANIFEST or path.name in listed:
+        for path in self._candidates():
+            if path.name in listed:
                 continue
             try:
                 content = read_whole(path, PlanError)

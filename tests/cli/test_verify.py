@@ -52,6 +52,7 @@ def test_plan_on_either_placement_is_one_of_a_job_with_both(command, placement):
 
 def test_library_is_proven_plan_by_plan(planned, command):
     assert command("plan job.toml --failures 1 --library plans").status == 0
+    Path("plans/mine.profile.json").write_text('{"forward": 2}')  # not listed
     verdict = command("verify plans --json").json
     assert verdict["proven"]
     assert sorted(plan["bound"] for plan in verdict["plans"]) == [7, 9, 9]

@@ -143,15 +143,17 @@ def page(run_dir: Path) -> RunPage:
 
 
 def test_a_step_shows_planned_and_executed_lanes_of_an_attempt(page: RunPage) -> None:
-    views, options, attempt, hidden = page.timelines(4, None)
-    assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
+    views, options, attempt, hidden = page.timelines(4)
+    assert (options, attempt, hidden) == ([{"label": "generation 1", "value": ""}], "", "hidden")
     assert [view["data-name"] for view in canvases(plain(views))] == ["run0-planned", "run0-executed"]
     for table in (lanes.table for lanes in drawn(page.cache, views)):
         assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
-    _, options, attempt, hidden = page.timelines(3, None)
-    assert ([option["value"] for option in options], attempt, hidden) == ([0, 1], 1, "")
-    assert "Executed, step 3: 1.1 failed" in words(plain(page.timelines(3, 0)[0]))
+    _, options, attempt, hidden = page.timelines(3, "2.0")  # of another step
+    assert ([option["value"] for option in options], attempt, hidden) == (["3.0", ""], "", "")
+    views, _, attempt, _ = page.timelines(3, "3.0")
+    assert attempt == "3.0"
+    assert "Executed, step 3: 1.1 failed" in words(plain(views))
 
 
 def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
@@ -165,7 +167,7 @@ def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     page = RunPage(Workspace.from_sources([load_run(run_dir)]))
     assert "evaluation loss 4.125 after step 4" in page.facts()
     (_, executed, evaluated), (_, after) = (
-        [entry.table for entry in drawn(page.cache, page.timelines(step, None)[0])] for step in (4, 5)
+        [entry.table for entry in drawn(page.cache, page.timelines(step)[0])] for step in (4, 5)
     )
     assert [label(evaluated, i) for i in range(4)] == ["F0", "F1", "F0", "F1"]
     assert len(executed) == len(after)
@@ -217,7 +219,7 @@ def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_
 def test_an_empty_run_has_pages_without_figures(empty_run_dir: Path) -> None:
     workspace = Workspace.from_sources([load_run(empty_run_dir)])
     page = RunPage(workspace)
-    texts = words([plain(each) for each in (page.layout(), ReportPage(workspace).layout(), page.timelines(0, None)[0])])
+    texts = words([plain(each) for each in (page.layout(), ReportPage(workspace).layout(), page.timelines(0)[0])])
     assert {"No step is committed yet.", "No iteration ran yet.", "Nothing has run yet."} <= set(texts)
 
 

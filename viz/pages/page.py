@@ -205,7 +205,7 @@ def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
 
     Args:
         choices: tabs or options with the permitted values, or lists of them; other values in an address are ignored.
-            `"text"` permits any text; without choices all whole numbers are permitted.
+            Without choices any text is permitted if the initial value is text, else all whole numbers.
     """
     parts.in_browser(
         app,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import Dash, ctx, dcc, html, set_props
+from dash import Dash, dcc, html, no_update, set_props
 
 from viz.figures.charts import event_text, run_figure
 from viz.lane_cache import TimedLanes
@@ -36,13 +36,13 @@ class RunPage(PageOfRun):
             **state["follow"],
         )
         slider = dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False)
-        attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
+        attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), value="", inline=True)]
         controls = html.Div(
             [
                 dcc.Store(id=self.name("newest")),
                 parts.div("following", self.player(state), follow),
                 parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
-                parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
+                parts.div("choices attempts", html.Div(attempt, id=self.name("attempts"))),
             ],
             id=self.name("controls"),
             **state["controls"],
@@ -144,8 +144,12 @@ class RunPage(PageOfRun):
         words.append("finished" if not run.live else "running" if run.is_active else "ended early or stalled")
         return words
 
-    def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
+    def timelines(self, step: int | None, attempt: str = "") -> tuple[Any, Any, str, str]:
         """Build the planned and executed lanes of a step with its evaluation, and the choice of attempt.
+
+        Args:
+            attempt: step and generation of an aborted attempt, such as `3.0`; the one that counted if `attempt` is
+                not one of the step.
 
         Returns:
             The lanes; options, value and class of the choice.
@@ -153,12 +157,16 @@ class RunPage(PageOfRun):
         run = self.run
         if not run.steps:
             empty = parts.empty_state("No iteration ran yet.", "Timelines appear with the first one.")
-            return empty, [], None, "hidden"
+            return empty, [], "", "hidden"
         step = run.steps[0] if step is None else step
-        attempts = run.generations_of(step)
-        chosen = attempt if attempt in attempts else attempts[-1] if attempts else None
+        attempts: list[int | None] = [*run.generations_of(step)]
+        *aborted, counted = attempts or [None]
+        generation_of = {f"{step}.{generation}": generation for generation in aborted} | {"": counted}
+        attempt = attempt if attempt in generation_of else ""
+        chosen = generation_of[attempt]
         options = [
-            {"label": f"generation {g}" + ("" if g == attempts[-1] else " (aborted)"), "value": g} for g in attempts
+            {"label": f"generation {generation}" + (" (aborted)" if name else ""), "value": name}
+            for name, generation in generation_of.items()
         ]
         digest, loss = run.plan_of(step, chosen), run.evaluations.get(step)
         unread = f"The plan {digest} of step {step} cannot be read." if digest else f"No plan is known for step {step}."
@@ -178,7 +186,7 @@ class RunPage(PageOfRun):
                 views.append(lanes_view(title, lanes, self.name(part), self.cache, left=left))
             elif part in missing:
                 views.append(parts.empty_state(*missing[part]))
-        return views, options, chosen, "" if len(attempts) > 1 else "hidden"
+        return views, options, attempt, "" if aborted else "hidden"
 
     def register(self, app: Dash) -> None:
         keep_in_address(app, self.name("step"))
@@ -186,16 +194,17 @@ class RunPage(PageOfRun):
         @app.callback(
             self.output("lanes"),
             self.output("attempt", "options"),
-            self.output("attempt", "value"),
+            self.output("attempt", "value", again=True),  # otherwise the address's attempt waits for an answer
             self.output("attempts", "className"),
             self.input("step", "value"),
             self.input("attempt", "value"),
+            prevent_initial_call="initial_duplicate",
         )
-        def show_timelines(step: int | None, attempt: int | None) -> Any:
-            # A step is shown first as it counted; only the reader's choice shows an aborted attempt.
-            chosen = None if ctx.triggered_id == self.name("step") else attempt
-            return self.timelines(step, chosen)
+        def show_timelines(step: int | None, attempt: str) -> Any:
+            views, options, shown, hidden = self.timelines(step, attempt)
+            return views, options, no_update if shown == attempt else shown, hidden
 
+        keep_in_address(app, self.name("attempt"))
         keep_in_address(app, self.name("follow"), self.state("follow", "options"))
         step, newest = self.output("step", "value", again=True), self.input("newest", "data")
         parts.in_browser(app, "followNewest", step, newest, self.state("follow", "value"))

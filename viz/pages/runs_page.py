@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, State, dcc, html
+from dash import Dash, dcc, html
 
 from recycle.runs.logs import TRACE
 from viz.figures.charts import run_figure
@@ -50,12 +50,12 @@ class RunsPage(Page):
 
     def register(self, app: Dash) -> None:
         chosen = self.input("chosen", "value")
-        keep_in_address(app, self.name("chosen"), State(self.name("chosen"), "type"))
+        keep_in_address(app, self.name("chosen"))
         parts.in_browser(app, "markPicked", self.output("chosen", "title"), chosen)
 
         @app.callback(self.output("compared"), chosen)
         def compare(names: str) -> Any:
-            return self.compared(names.split(","))
+            return self.compared(names.split("/"))
 
     def listed(self, folder: Path) -> html.Section:
         runs = runs_in(folder)

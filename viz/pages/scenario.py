@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 from flask import Response, abort, request
 
 from recycle.errors import RecycleError
@@ -174,7 +174,7 @@ def register(app: Dash, model: PageModel) -> None:
 
     app.server.add_url_rule("/scenario", "scenario", lanes_under, methods=["POST"])
     for text in (TIMES, FAILED):
-        keep_in_address(app, text, State(text, "type"))
+        keep_in_address(app, text)
     parts.in_browser(app, "underScenario", Output("scenario", "data"), *INPUTS, prevent_initial_call=False)
 
     @app.callback(Output("curves", "children"), Input(CURVE, "data"), *INPUTS, prevent_initial_call=True)

@@ -6,6 +6,7 @@ An iteration is skipped if it cannot be written, or if too many wait for a slow 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -27,7 +28,10 @@ _Iteration = tuple[int, int, str, list[ExecutedInstruction], int | None]
 
 
 class TraceLog(IterationHook):
-    """This process's log of iterations divisible by `every`; times count from `started`, in monotonic seconds."""
+    """This process's log of iterations divisible by `every`; times count from `started`, in monotonic seconds.
+
+    `set_waiting` is called with True before the wait for the disk at the end, and with False after it.
+    """
 
     def __init__(
         self,
@@ -36,9 +40,11 @@ class TraceLog(IterationHook):
         warn: Callable[[str], None],
         every: int = 1,
         sparse_bytes: int = SPARSE_BYTES,
+        set_waiting: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
         self._path, self._started, self._warn, self._every = path, started, warn, every
         self._sparse_bytes, self._written = sparse_bytes, 0
+        self._set_waiting = set_waiting
         self._warned = False
         self._incomplete: deque[_Iteration] = deque()
         self._pending: queue.Queue[_Iteration | None] = queue.Queue(MOST_PENDING)
@@ -73,11 +79,11 @@ class TraceLog(IterationHook):
 
     def close(self) -> None:
         """Write pending iterations, unless the disk takes too long."""
-        try:
+        self._set_waiting(True)
+        with contextlib.suppress(queue.Full):
             self._pending.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+        self._set_waiting(False)
 
     def _write(self) -> None:
         while (logged := self._pending.get()) is not None:

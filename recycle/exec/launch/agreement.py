@@ -47,10 +47,15 @@ def open_agreed_directory(
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
-    lock, info = _lock(path, request.job.membership, election)
+    lock, is_alone, info = _lock(path, request.job.membership, election)
     try:
         if info is not None:
             _require_same(own, info, election, node, run)
+            if is_alone and identity_of(path) != info.identity:
+                raise JobError(
+                    f"{path}: the agents of run {run!r} do not use this directory; give all the same --run, on a file"
+                    " system that all nodes share, or give another --id if the directory was removed"
+                )
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         else:
             if not resume and holds_steps(path):
@@ -100,7 +105,8 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
         )
 
 
-def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, RunInfo | None]:
+def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[int, bool, RunInfo | None]:
+    """Return a lock, whether no other agent has one, and the run's description in etcd, if any."""
     began, is_told = time.monotonic(), False  # the first agent reads a whole checkpoint; those of an ended run end soon
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -108,16 +114,15 @@ def _lock(path: Path, limits: MembershipSection, election: Election) -> tuple[in
             for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
                 if (lock := lock_directory(path, kind)) is not None:
                     if (info := election.run()) is not None or kind == fcntl.LOCK_EX:
-                        return lock, info
+                        return lock, kind == fcntl.LOCK_EX, info
                     os.close(lock)
                     if time.monotonic() - began > limits.store_timeout:
-                        why = "is used by agents of a run that this etcd does not have"
-                        raise JobError(f"{path}: {why}; choose another --run directory")
+                        raise JobError(f"{path}: is used by agents of another run; choose another --run directory")
             if time.monotonic() - began > limits.start_deadline:
                 raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
             if not is_told and time.monotonic() - began > 1.0:
                 is_told = True
-                print(f"{path}: waiting for agents of another run to end", file=sys.stderr, flush=True)
+                print(f"{path}: waiting for other agents that hold it", file=sys.stderr, flush=True)
             time.sleep(0.1)
     except OSError as error:
         raise JobError(f"{path}: cannot be written ({error.strerror})") from None

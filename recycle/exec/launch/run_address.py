@@ -42,6 +42,10 @@ class RunAddress(msgspec.Struct, frozen=True):
     run: str
 
 
+class NoLeader(RunError):
+    """No agent leads the run now."""
+
+
 def write_address(directory: Path, url: str, run: str) -> None:
     write_if_changed(directory / ADDRESS, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
@@ -76,9 +80,13 @@ def run_key(directory: Path) -> bytes:
     return key
 
 
+def _has_agents(directory: Path) -> bool:
+    return (directory / "run").is_file()
+
+
 def resume_command(directory: Path) -> str:
     """Return the command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
-    return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
+    return f"recycle {'agent' if _has_agents(directory) else 'train'} JOB --resume --run {directory}"
 
 
 def connect_to_run(directory: Path) -> Link:
@@ -86,7 +94,8 @@ def connect_to_run(directory: Path) -> Link:
 
     Raises:
         JobError: the directory has no run, or the run has ended.
-        RunError: the leader does not answer.
+        NoLeader: no agent leads the run now, or its leader does not answer.
+        RunError: the launcher or etcd does not answer.
     """
     if not (directory / "job.toml").is_file():
         raise JobError(f"{directory}: is not a run directory; give the directory that was given to --run")
@@ -108,14 +117,12 @@ def connect_to_run(directory: Path) -> Link:
         raise JobError(f"{directory}: this run has ended; its etcd no longer has it")
     leader = election.leader()
     if leader is None:
-        raise RunError(f"{directory}: no agent leads this run now; start its agents, or try again in a moment")
+        raise NoLeader("none has the role")
     try:
         return connect_to(leader.host, leader.port, run_key(directory), answers)
     except (OSError, LinkClosed) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or "it closed the connection"
-        raise RunError(
-            f"{directory}: the agent that leads this run does not answer ({reason}); try again in a moment"
-        ) from None
+        raise NoLeader(f"the one at {leader.host}:{leader.port} does not answer: {reason}") from None
 
 
 def _ended_error(directory: Path) -> JobError:
@@ -124,7 +131,7 @@ def _ended_error(directory: Path) -> JobError:
 
 def is_running_in(directory: Path) -> bool:
     """Return whether a launcher has locked the directory; agents do not lock it; their address file counts."""
-    if (directory / "run").is_file():
+    if _has_agents(directory):
         return (directory / ADDRESS).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -143,7 +150,7 @@ def is_running_in(directory: Path) -> bool:
 
 def require_unused(directory: Path) -> None:
     """Raise JobError if another launcher has locked the directory."""
-    if not (directory / "run").is_file() and is_running_in(directory):
+    if not _has_agents(directory) and is_running_in(directory):
         raise in_use_error(directory)
 
 
@@ -158,6 +165,8 @@ POLL_SECONDS = 0.05
 def drain(directory: Path, target: str, seconds: float | None, report: Callable[[str], None]) -> None:
     """Drain a worker, or all workers of a node, and return when their processes have ended.
 
+    While no agent leads the run, wait for the next leader.
+
     Args:
         directory: run directory.
         target: `k.r`, or the number of a node.
@@ -168,13 +177,15 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         JobError: the run or worker does not exist, the worker is dead already, or the worker must stay.
         RunError: a worker died before it could leave, or no agent leads the run any more.
     """
-    link: Link | None = connect_to_run(directory)
-    assert link is not None
+    link: Link | None = None
+    with contextlib.suppress(NoLeader):  # asked below, like the next leader
+        link = connect_to_run(directory)
     events = LineTail(directory / EVENTS)
     for _ in events.objects():
         pass  # only later events count
-    with contextlib.suppress(OSError):  # asked again below, of the next leader
-        link.send(Drain(target, seconds))
+    if link is not None:
+        with contextlib.suppress(OSError):
+            link.send(Drain(target, seconds))
     waits, refused, died = set[str](), list[str](), list[str]()
     is_told, answered = False, time.monotonic()
     while waits or not is_told:
@@ -190,8 +201,8 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
                 link = connect_to_run(directory)
                 for wanted in waits if is_told else [target]:
                     link.send(Drain(wanted, seconds))
-            except (RunError, JobError, OSError):
-                _require_leader_since(answered, directory)
+            except (RunError, JobError, OSError) as error:
+                _require_leader_since(answered, directory, error)
         for answer in answers:
             if isinstance(answer, Drained) and is_told:
                 continue  # repeated after a change of leader
@@ -224,12 +235,13 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         raise RunError("; ".join(died))
 
 
-def _require_leader_since(answered: float, directory: Path) -> None:
+def _require_leader_since(answered: float, directory: Path, error: Exception) -> None:
     """Raise RunError if another agent had time to lead. Agents that were killed leave their address."""
     limits = Job.of_run(directory).membership
     longest = limits.lease + limits.store_timeout
-    if (directory / "run").is_file() and time.monotonic() - answered > longest:
-        raise RunError(f"{directory}: no agent has led this run for {longest:g} s; start its agents, then drain again")
+    if _has_agents(directory) and time.monotonic() - answered > longest:
+        remedy = "start its agents, then drain again"
+        raise RunError(f"{directory}: no agent has led this run for {longest:g} s ({error}); {remedy}") from None
 
 
 def _answers(link: Link | None) -> list[Drained | Refused]:

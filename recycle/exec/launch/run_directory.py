@@ -123,6 +123,8 @@ class LineLog:
         os.close(self._descriptor)
 
 
+SLOW_SECONDS = 1.0
+"""Seconds to write a line, after which the disk is slow."""
 LATEST = "latest"
 """A link in the folder `runs` to the run that started last."""
 
@@ -147,7 +149,7 @@ class RunDirectory:
 
     Attributes:
         started: monotonic seconds at the start of the run.
-        warn: called once, if a file cannot be written.
+        warn: called once if a file cannot be written, and once if a line takes long.
         events: all events so far, also waiting ones; not kept for agents.
         resumes: the agents resume from the directory.
     """
@@ -164,7 +166,8 @@ class RunDirectory:
         names = "plans", "profiles", "logs", "checkpoints"
         self.plans, self.profiles, self.logs, self.checkpoints = (self.path / name for name in names)
         self.warn: Callable[[str], None] = lambda message: None
-        self._warned, self._is_shared = False, shared is not None
+        self._warned = self._warned_of_slowness = False
+        self._is_shared = shared is not None
         self.resumes = shared is not None and shared.resume
         require_text(self.path, JobError)
         ran = earlier.seconds if earlier is not None else time.time() - shared.started if shared is not None else 0.0
@@ -284,10 +287,15 @@ class RunDirectory:
             self._metrics.rewind(sum(1 for _ in kept))
 
     def _write(self, name: str, log: LineLog, line: dict[str, Any]) -> None:
+        began = time.monotonic()
         reason = log.append(json.dumps(line))
+        seconds = time.monotonic() - began
         if reason is not None and not self._warned:
             self._warned = True
             self.warn(f"{self.path / name}: cannot be written ({reason}); its lines are kept until there is room")
+        elif seconds > SLOW_SECONDS and not self._warned_of_slowness:
+            self._warned_of_slowness = True
+            self.warn(f"{self.path / name}: a line took {seconds:.1f} s to write; training waits for this disk")
 
     def warn_of_lost_lines(self) -> None:
         """Warn of the lines that still wait for room; call when the run has ended."""

@@ -126,7 +126,8 @@ class Participant:
         run, every = self.specification.run, trace_every(self.job.train.trace)
         if self.tensor_rank or every is None:
             return []
-        return [TraceLog(log_path(run.directory, self.worker), run.started, self.member.warn, every)]
+        path, set_waiting = log_path(run.directory, self.worker), self.member.progress.set_waiting
+        return [TraceLog(path, run.started, self.member.warn, every, set_waiting=set_waiting)]
 
     def main_loop(
         self,

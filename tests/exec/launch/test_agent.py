@@ -271,6 +271,21 @@ def test_agent_with_another_request_than_the_first_is_refused(differs, says, tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("before", [None, "another run\n"])
+def test_agent_with_a_directory_of_its_own_is_refused(before, tmp_path):
+    """As on a node whose directory is not on the shared file system."""
+    request = request_run(small(), planner=plan_for_training)
+    digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
+    info = RunInfo(identity="mine", job=digest, steps=request.steps, faults=[], started=0.0)
+    if before is not None:
+        (tmp_path / "run").write_text(before)
+    with pytest.raises(JobError, match="do not use this directory"):
+        open_agreed_directory(
+            request, SimpleNamespace(run=lambda: info), node=1, run="mine", path=tmp_path, resume=False
+        )
+    assert not (tmp_path / "job.toml").exists()
+
+
 def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(start, etcd, tmp_path):
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")

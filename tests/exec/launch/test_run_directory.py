@@ -15,10 +15,10 @@ import pytest
 
 from recycle import Job, JobError, RecycleError, RunError, Worker
 from recycle.exec.launch import run_address, run_directory
-from recycle.exec.launch.run_address import run_key, write_address
+from recycle.exec.launch.run_address import NoLeader, run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.exec.links import Link
-from recycle.exec.protocol import Drained, Refused, RunInfo
+from recycle.exec.protocol import Drain, Drained, Refused, RunInfo
 from recycle.runs.logs import append_iteration, log_path
 from tests.exec.runs import job
 
@@ -84,6 +84,29 @@ def test_drain_of_a_run_that_ends_before_it_answers_is_refused(tmp_path, monkeyp
     ours.close()
 
 
+def test_drain_between_two_leaders_asks_the_next_one(tmp_path, monkeypatch):
+    ours, of_leader = socket.socketpair()
+    answers = [NoLeader(), Link(ours, Drained | Refused)]
+
+    def connect(path):
+        answer = answers.pop(0)
+        if isinstance(answer, NoLeader):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(run_address, "connect_to_run", connect)
+    (tmp_path / "job.toml").write_text(job(2, 1, 1).to_toml())
+    (tmp_path / "run").touch()
+    write_address(tmp_path, "etcd://127.0.0.1:1", "mine")
+    leader = Link(of_leader, Drain)
+    leader.send(Refused("", "the answer of the next leader"))
+    with pytest.raises(JobError, match="the answer of the next leader"):
+        run_address.drain(tmp_path, "1.0", None, print)
+    assert leader.read() == [Drain("1.0", None)]
+    ours.close()
+    of_leader.close()
+
+
 def test_drain_of_a_run_whose_agents_were_all_killed_ends(tmp_path, monkeypatch):
     """Killed agents leave their address in the directory, and this etcd has no process."""
     ours, of_leader = socket.socketpair()
@@ -124,6 +147,19 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path):
     assert log.append("fourth") is None
     assert path.read_text() == "first\nsecond\nthird\nfourth\n"
     log.close()
+
+
+def test_a_slow_disk_is_named_once(tmp_path, monkeypatch):
+    warnings = []
+    directory = RunDirectory(tmp_path / "run", JOB)
+    directory.warn = warnings.append
+    directory.event("fault")
+    assert warnings == []
+    monkeypatch.setattr(run_directory, "SLOW_SECONDS", 0.0)
+    for step in range(2):
+        directory.metric({"step": step})
+    (warning,) = warnings
+    assert str(tmp_path / "run" / "metrics.jsonl") in warning
 
 
 def test_agents_write_whole_lines_after_one_that_was_killed_or_had_no_room(tmp_path):

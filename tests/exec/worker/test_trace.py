@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ class At:
 RAN = [ExecutedInstruction("0F0.0", At(10.0), At(11.0)), ExecutedInstruction("0B0.0", At(11.0), At(13.0))]
 
 
-def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog:
+def started(path: Path, warn: Callable[[str], None], **options: Any) -> TraceLog:
     log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warn, **options)
     record = GenerationRecord(1, [], {}, "")
     log.begin_generation(SimpleNamespace(record=record, role=Worker(0, 0)))
@@ -80,19 +81,21 @@ def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path):
 
 
 def test_training_does_not_wait_for_a_stuck_disk(tmp_path, monkeypatch):
-    resumes, warnings = threading.Event(), []
+    resumes, warnings, waits = threading.Event(), [], []
 
     def slow(*iteration):
         resumes.wait(30)
         return append_iteration(*iteration)
 
     monkeypatch.setattr(trace, "append_iteration", slow)
-    log = started(tmp_path, warnings.append)
+    log = started(tmp_path, warnings.append, set_waiting=waits.append)
     for step in range(3 * trace.MOST_PENDING):
         log.end_iteration(step, RAN, whole=True)
     assert [warning.partition(":")[0] for warning in warnings] == ["the trace has gaps"]
+    assert waits == []
     resumes.set()
     log.close()
+    assert waits == [True, False]  # else the leader takes the worker for dead
     steps = read_logs(tmp_path, SHAPE).steps
     assert steps == list(range(len(steps)))
     assert trace.MOST_PENDING <= len(steps) <= trace.MOST_PENDING + 2

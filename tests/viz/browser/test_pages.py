@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.pages import bench, editing, panels
+from viz.pages.run_page import RunPage
 from viz.pages.validate_page import MAX_BYTES
 from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
@@ -102,6 +104,19 @@ def test_a_chosen_step_of_a_live_run_is_not_left_for_the_newest(
     assert max(most) == 1  # a slow server is asked after its answers
 
 
+def test_a_live_run_is_shown_although_drawing_a_step_takes_longer_than_the_next_step(
+    journey: Any, tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viz.pages.page.REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr("viz.run_files.LiveRun.refresh", lambda _: None)
+    newest, timelines = itertools.cycle((6, 7, 8)), RunPage.timelines
+    monkeypatch.setattr(RunPage, "newest_step", lambda _: next(newest))
+    monkeypatch.setattr(RunPage, "timelines", lambda *step: (time.sleep(1), timelines(*step))[1])
+    page = journey(served(make_run(tmp_path / "run", live=True)))
+    for step in (6, 7, 8):
+        page.wait_for_function(HEADING, arg=step)
+
+
 def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Path) -> None:
     page = journey(served(run_dir) + "/?run0-step=4")
     page.wait_for_function(HEADING, arg=4)
@@ -134,6 +149,24 @@ def test_a_run_is_stepped_and_played_and_back_returns(journey: Any, run_dir: Pat
     page.wait_for_function(HEADING, arg=5)
     page.click(".moments button")
     page.wait_for_function(HEADING, arg=2)
+
+
+def test_an_attempt_is_in_the_address_while_its_step_is_shown(journey: Any, run_dir: Path) -> None:
+    def shown(title: str, attempt: str) -> None:
+        page.wait_for_selector(f".lanes-head h3:text-is('{title}')")
+        page.wait_for_function("word => location.search.includes('attempt') === Boolean(word)", arg=attempt)
+        page.wait_for_function("word => document.querySelector('#run0-attempt :checked')?.value === word", arg=attempt)
+
+    page = journey(served(run_dir) + "/?run0-step=3&run0-attempt=3.0")
+    shown("Planned, step 3", "3.0")
+    page.click('.player [data-go="step after"]')
+    shown("Planned, step 4: 1.1 failed", "")
+    page.go_back()
+    shown("Planned, step 3", "3.0")
+    page.click("#run0-attempt label:has-text('generation 1')")
+    shown("Planned, step 3: 1.1 failed", "")
+    page.click("#run0-attempt label:has-text('aborted')")
+    shown("Planned, step 3", "3.0")
 
 
 def test_two_schedules_are_compared_stacked_and_interleaved(journey: Any, address: str) -> None:
@@ -229,6 +262,26 @@ def test_a_pressed_worker_fails_and_back_restores_it(journey: Any, address: str)
     span = page.evaluate("() => recycle.views.get('plans-all').ghost.span")
     page.fill(".retime [data-field=F] input[type=text]", "4")
     page.wait_for_function("span => recycle.views.get('plans-all').ghost.span > span + 3", arg=span)
+
+
+def test_times_typed_just_before_back_belong_to_the_step_that_is_left(journey: Any, address: str) -> None:
+    page = journey(address + "/?pages=plans")
+    drawn(page, "plans-all")
+    page.click(".bench-tab:has-text('Scenario')")
+    page.click(".workers button:text-is('0.0')")
+    page.wait_for_function("() => location.search.includes('fail=0.0')")
+    page.evaluate("""() => {
+      const field = document.querySelector('.retime [data-field=F] input[type=text]');
+      field.value = '4';
+      field.dispatchEvent(new Event('input', { bubbles: true }));
+      history.back();
+    }""")
+    page.wait_for_function("() => !location.search.includes('fail')")
+    page.wait_for_timeout(600)
+    assert "times" not in page.evaluate("() => location.search")
+    assert page.locator(".banner").is_hidden()
+    page.go_forward()
+    page.wait_for_selector(".banner:has-text('F = 4, 0.0')")
 
 
 def test_a_hostile_file_is_shown_as_text_and_a_large_one_is_not_sent(
@@ -478,13 +531,19 @@ def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -
     page = chromium.new_page()
     page.goto(address + "/?pages=schedules")
     drawn(page, "schedules-0")
+    notice = "text=The viewer's server does not respond"
     page.context.set_offline(True)
     page.click(".tab:has-text('Compare')")
-    page.wait_for_selector("text=The viewer's server does not respond")
+    page.wait_for_selector(notice)
     assert page.evaluate(IN_SIGHT) == ["schedules-0", "schedules-1"]
+    page.click(".tab:has-text('Schedules')")
+    with page.expect_request(lambda request: "bench-explain" in (request.post_data or "")):
+        page.click(".bench-tab:has-text('Explain')")
+    page.wait_for_timeout(300)
     page.context.set_offline(False)
-    page.click(".tab:has-text('Validate')")
-    page.wait_for_selector("text=The viewer's server does not respond", state="hidden")
+    page.evaluate("() => recycle.active.zoom(0.5)")  # which asks for the panel again
+    page.wait_for_selector("text=over the makespan of 9;")
+    page.wait_for_selector(notice, state="hidden")
     page.close()
 
 
@@ -571,21 +630,22 @@ def test_a_chosen_range_of_a_live_run_stays(
 def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     journey: Any, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    for name in ("one", "two"):
+    for name in ("one", "two, again"):
         make_run(tmp_path / "runs" / name)
-    sources = load_sources([tmp_path / "runs" / name for name in ("one", "two")])
+    sources = load_sources([tmp_path / "runs" / name for name in ("one", "two, again")])
     page = journey(served(app=build_app(sources, run_folders=[tmp_path / "runs"])) + "/?pages=runs")
-    for name in ("one", "two"):
-        page.click(f".scoreboard [data-pick={name}]")
-    names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join()"
-    page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
-    page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
+    for name in ("one", "two, again"):
+        page.click(f".scoreboard [data-pick='{name}']")
+    names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join('/')"
+    both = "/".join(["one/two, again"] * 4)
+    page.wait_for_function(f"() => ({names})() === '{both}'")
+    page.wait_for_function("() => location.search.includes('runs-chosen=one/two,+again')")
     page.reload()
     marked = "() => document.querySelectorAll('.scoreboard tr[aria-selected=true]').length"
     for count, go in ((2, partial(page.click, ".scoreboard [data-pick=one]")), (1, page.go_back), (2, page.title)):
         page.wait_for_function(f"count => ({marked})() === count", arg=count)
         go()
-    page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
+    page.wait_for_function(f"() => ({names})() === '{both}'")
     # A plot that becomes visible is resized once, which ends a drag.
     with page.expect_request(lambda request: "autosize" in (request.post_data or "")):
         page.click(".tab:has-text('Time of one')")

@@ -223,7 +223,7 @@ def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Pa
     assert [page.colour(t, 2.5) == palette.BAND for t in (2.5, 3.5, 6.5)] == [False, True, False]  # over 1.0 to 1.1
     page.page.click("text=Only re-routed")
     assert page(f"() => {VIEW}.ribbons") is None
-    page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6")
+    page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6 && !{VIEW}.asked")
     assert light(page.colour(0.12, 0.25)) > light(palette.FORWARD.fill) + 60
     page.press("Escape")
     for is_dark in (True, False):

@@ -18,7 +18,7 @@ test("a control begins with what the address says, if it may", () => {
   assert.equal(ask("colour", "?colour=kind", "later", { later: "", kind: "" }), "kind");
   assert.equal(ask("other", "?other=red", "later", { later: "", kind: "" }), "no update");
   assert.deepEqual(ask("chosen", "?chosen=file/1,file/0", ["file/0"], { "file/0": "", "file/1": "" }), ["file/1", "file/0"]);
-  assert.equal(ask("text", "?text=anything", "", "text"), "anything");
+  assert.equal(ask("text", "?text=anything", ""), "anything");
 });
 
 test("what it holds then is written, as a step that Back undoes", () => {

@@ -7,10 +7,12 @@ const controls = new Map(); // identifier -> {first, choices}: its initial value
 const values = (choices) => (Array.isArray(choices) ? choices.map((option) => option.props?.value ?? option.value ?? option) : Object.keys(choices));
 const asText = (value) => (Array.isArray(value) ? value.join(",") : String(value));
 
-/* The value of a control in the address, or `first` if it is missing or not allowed. Without choices: whole numbers. */
+/* The value of a control in the address, or `first` if it is missing or not allowed. Without choices: any text if `first` is
+   text, else whole numbers. */
 function valueInAddress(query, id, { first, choices }) {
   const text = query.get(id);
-  if (text === null || choices === "text") return text ?? first;
+  if (text === null) return first;
+  if (!choices && typeof first === "string") return text;
   if (!choices) return Number.isInteger(Number(text)) ? Number(text) : first;
   const named = Array.isArray(first) ? text.split(",").filter(Boolean) : [text];
   if (!named.every((option) => values(choices).includes(option))) return first;
@@ -42,8 +44,8 @@ export function keepInAddress({ outputs_list: { id } }, value, choices) {
     return asText(initial) !== asText(value) ? initial : no_update;
   }
   Object.assign(controls.get(id), { choices, now: value });
-  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !id.endsWith("-follow") && !isMoving();
-  if (choices === "text" && !value) query.delete(id); else query.set(id, asText(value));
+  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && !/^times$|-(follow|attempt)$/.test(id) && !isMoving();
+  if (value === "") query.delete(id); else query.set(id, asText(value));
   writeAddress(query, isStep);
   return no_update;
 }

@@ -131,6 +131,9 @@ export const dock = {
     }, WAIT);
   },
 
+  /* Forget what was asked. */
+  forget() { sent.clear(); },
+
   /* Show figures as [name, value, meaning]; of an address alone, those that the server tells. */
   async headline(address, figures) {
     const place = document.getElementById("headline");

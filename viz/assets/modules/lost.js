@@ -1,4 +1,5 @@
-/* Reports when the server does not respond. */
+/* Reports when the server does not respond. Panels that have no answer are asked for with the next change of the lanes. */
+import { dock } from "viz/dock.js";
 import { element } from "viz/page.js";
 const ask = window.fetch.bind(window);
 const notice = element("p", { className: "lost", hidden: true, role: "alert" });
@@ -11,6 +12,6 @@ function notify(isLost) {
 }
 
 window.fetch = (...request) => ask(...request).then(
-  (answer) => { notify(false); return answer; },
-  (error) => { if (error.name !== "AbortError") notify(true); throw error; },
+  (answer) => { notify(false); if (!answer.ok) dock.forget(); return answer; },
+  (error) => { if (error.name !== "AbortError") { notify(true); dock.forget(); } throw error; },
 );

@@ -1,8 +1,8 @@
-/* The player of a run: its buttons, keys and playback set the step; the reader's choice of a step ends following. */
+/* The player of a run: its buttons, keys and playback set the step; the reader's choice of a step or attempt ends following. */
 import { valueOf } from "viz/address.js";
 import { inSight, on, openPage, readAddress, setControls, setProps } from "viz/page.js";
 const EACH = 1000; // milliseconds between two steps of the playback
-const evaluated = new Map(); // slider -> whether its newest step was
+const evaluated = new Map(), waiting = new Map(); // slider -> whether its newest step was; timer until lanes can follow
 let playing = null;
 
 const shown = () => [...document.querySelectorAll(".player")].find(inSight);
@@ -13,6 +13,9 @@ function next({ dataset: { slider, changes } }, move) {
   if (move.startsWith("step")) return Math.min(Math.max(now + (isBefore ? -1 : 1), all[0]), all.at(-1));
   return (isBefore ? all.findLast((step) => step < now) : all.find((step) => step > now)) ?? now;
 }
+
+/* Whether lanes are on their way: another step would drop the answer. */
+const isLoading = (slider) => Boolean(document.getElementById(slider.replace("step", "lanes"))?.dataset.dashIsLoading);
 
 const stay = (root) => { if (root) setControls({ [root.dataset.follow]: [] }); };
 
@@ -26,7 +29,7 @@ function play(root) {
   if (playing) { pause(); return; }
   const button = root.querySelector("[data-go=play]"), { slider } = root.dataset;
   const tick = () => {
-    if (document.getElementById(slider.replace("step", "lanes"))?.dataset.dashIsLoading) return; // another step would drop the answer
+    if (isLoading(slider)) return;
     const value = root.isConnected && inSight(root) ? next(root, "step after") : valueOf(slider);
     if (value === valueOf(slider)) pause(); else setProps(slider, { value });
   };
@@ -54,11 +57,14 @@ export function openStep(_, click, page) {
 
 /* Called with the newest step of a live run, and whether it was evaluated: its lanes stay as they are while both do. The address
    knows first that the reader has chosen a step: Dash gives older states. */
-export function followNewest({ outputs_list: { id: slider }, states_list: [{ id }] }, [newest, isEvaluated], follow) {
+export function followNewest(context, told, follow) {
+  const { outputs_list: { id: slider }, states_list: [{ id }] } = context, [newest, isEvaluated] = told, { no_update } = window.dash_clientside;
+  clearTimeout(waiting.get(slider));
+  if (isLoading(slider)) { waiting.set(slider, setTimeout(followNewest, EACH, context, told, follow)); return no_update; }
   const isOther = valueOf(slider) !== newest || (evaluated.get(slider) ?? isEvaluated) !== isEvaluated;
   evaluated.set(slider, isEvaluated);
   if (isOther && follow?.length && readAddress().get(id) !== "") setProps(slider, { value: newest });
-  return window.dash_clientside.no_update;
+  return no_update;
 }
 
-for (const name of ["pointerdown", "keydown"]) on(name, ".step", () => stay(shown()));
+for (const name of ["pointerdown", "keydown"]) on(name, ".step, .attempts", () => stay(shown()));

@@ -1,7 +1,7 @@
 /* The scenario of the page (viz/scenario.py): its texts, form, banner and sliders. All timelines that the server did not time
    itself (`data-timed`) are replaced by those under the scenario, together; answers to outdated questions are dropped. */
 import { dock } from "viz/dock.js";
-import { element, inSight, on, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
+import { element, inSight, on, readAddress, setProps, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
 import { unpackAnswer } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
@@ -85,15 +85,30 @@ export function takePress(_, [before, after], now) {
   return (now || "") === before ? [after, "plans"] : [no_update, no_update];
 }
 
-/* Set the times: the lanes follow at once, tables and the address a moment after the last change. */
+/* Set the times: the lanes follow at once, tables and the address a moment after the last of several quick changes. The address
+   has the first change at once, because the reader may leave this step of the browser's history. */
 export function setTimes(value) {
   texts.times = value;
   changes++;
+  if (!telling) writeTimes(value);
   fill();
   apply().catch((error) => say(error.message));
   clearTimeout(telling);
   telling = setTimeout(() => { telling = null; sent.push(value); setProps("times", { value }); }, WAIT);
 }
+
+function writeTimes(value) {
+  const query = readAddress();
+  if (value) query.set("times", value); else query.delete("times");
+  writeAddress(query);
+}
+
+/* The address has the times: they replace those that are yet to be told. */
+window.addEventListener("popstate", () => {
+  clearTimeout(telling);
+  telling = null;
+  seen.times = texts.times;
+});
 
 function drawBanner(problem) {
   const banner = document.querySelector(".banner");

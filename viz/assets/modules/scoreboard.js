@@ -43,8 +43,8 @@ function sort(head) {
 function pick(row) {
   const { pick: name, target } = row.querySelector("[data-pick]").dataset;
   if (target) {
-    const names = (valueOf(target) || "").split(",").filter(Boolean), others = names.filter((other) => other !== name);
-    setProps(target, { value: (others.length < names.length ? others : [...names, name]).join(",") });
+    const names = (valueOf(target) || "").split("/").filter(Boolean), others = names.filter((other) => other !== name);
+    setProps(target, { value: (others.length < names.length ? others : [...names, name]).join("/") });
     return;
   }
   row.ariaSelected = String(row.ariaSelected !== "true");
@@ -55,9 +55,9 @@ function pick(row) {
   openPage("compare", { "compare-chosen": value });
 }
 
-/* Called with the names that a control holds, separated by commas. */
+/* Called with the names that a control holds, separated by slashes, which no name of a folder has. */
 export function markPicked({ inputs_list: [{ id }] }, names) {
-  for (const { dataset: { pick: name }, parentElement } of document.querySelectorAll(`[data-target="${id}"]`)) parentElement.closest("tr").ariaSelected = String(names.split(",").includes(name));
+  for (const { dataset: { pick: name }, parentElement } of document.querySelectorAll(`[data-target="${id}"]`)) parentElement.closest("tr").ariaSelected = String(names.split("/").includes(name));
   return window.dash_clientside.no_update;
 }
 
