@@ -233,7 +233,7 @@ class Rules:
     def _take_leaving(self, sent: FromWorker) -> None:
         if isinstance(sent.message, Leaving):
             worker = worker_of(sent.member)
-            if self.leader.processes[worker].incarnation == sent.message.incarnation:
+            if self.leader.processes[worker].incarnation <= sent.message.incarnation:  # a new leader hears of it now
                 self._asked[str(worker)] = sent.message.incarnation
 
     def decided(self, action: Action) -> None:
