@@ -22,6 +22,7 @@ import numpy.typing as npt
 from recycle.errors import PlanError
 from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Optimizer, Schedule, placement_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
@@ -35,7 +36,7 @@ Order = list[list[int]]
 
 _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
-OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
+_OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
     Forward.kind: (FORWARD,),
     Backward.kind: (INPUT, WEIGHT),
     BackwardInput.kind: (INPUT,),
@@ -54,6 +55,13 @@ def flatten(order: Order) -> tuple[Operations, Operations]:
     """Return (the concatenated programs, offset of each program and of the end)."""
     offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
+
+
+def programs_of(operations: Operations, worker: Operations, workers: int) -> Order:
+    """Return the program of each worker, with its operations in the given sequence."""
+    worker = worker.astype(np.min_scalar_type(workers))  # 16 bits sort by radix
+    ends = np.cumsum(np.bincount(worker, minlength=workers))
+    return [program.tolist() for program in np.split(operations[np.argsort(worker, kind="stable")], ends[:-1])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,6 +406,19 @@ class Problem:
                 if held > cap + 1e-9:
                     return False
         return True
+
+    def operations_in(self, schedule: Schedule) -> tuple[Operations, Operations, Operations]:
+        """Return (operation, row, worker) of each F, B, I and W of a schedule, by row."""
+        pieces, stages, n = operations_of(schedule), self.shape.stages, self.micro_batches
+        operations, pieces_of = [], []
+        for kind, codes in _OPERATIONS_OF_KIND.items():
+            chosen = np.flatnonzero(pieces.kind == kind)
+            for code in codes[: self.kinds - codes[0]]:
+                operations.append((code * stages + pieces.stage[chosen]) * n + pieces.micro_batch[chosen])
+                pieces_of.append(chosen)
+        operation, piece = np.concatenate(operations), np.concatenate(pieces_of)
+        line = np.lexsort((operation, pieces.row[piece]))
+        return operation[line], pieces.row[piece[line]], pieces.worker[piece[line]]
 
     def schedule(self, order: Order) -> Schedule:
         """Convert `order` into a compute-only schedule."""

@@ -24,7 +24,7 @@ from recycle.solve.layout.hosts import plan_copies
 from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule
 from recycle.solve.layout.units import Parts, Units
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem import Order
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class ListedHosting:
 
     hosting: Hosting
     routes: Routes
-    programs: Sequence[Operations]
+    programs: Order
     period: float
     copied: int
 

@@ -18,6 +18,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.units import Parts
+from recycle.solve.problem import Order
 from recycle.solve.problem_arrays import FORWARD, Operations
 
 
@@ -132,7 +133,7 @@ def _evenly_mixed(counts: dict[int, int]) -> list[int]:
 def joint_schedule(
     shape: Shape,
     routes: Routes,
-    programs: Sequence[Operations],
+    programs: Order,
     names: Sequence[MicroBatch],
     failed: Sequence[Worker],
     optimizer: Optimizer,

@@ -12,14 +12,13 @@ test of a forward reserves one slot for each deeper chunk of the worker; otherwi
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import Order, Problem, programs_of
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays, lane_between
 
 SAME_INSTANT = 1e-12
@@ -147,15 +146,8 @@ def run_event_loop(problem: Problem, arrays: ProblemArrays, host: Operations, ru
     done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
     if done < problem.size:
         raise PlanError("[memory] limit: too little memory for any order of the list scheduler; raise the limit")
-    line, ends = group_by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
-    operations = line.tolist()
-    return [operations[first:end] for first, end in pairwise([0, *ends.tolist()])]
-
-
-def group_by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
-    """Return the operations grouped by worker, in the order of their starts, and the end offset of each group."""
-    worker = host[begun % len(host)]
-    return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
+    begun = np.array(after.begun, dtype=np.int64)
+    return programs_of(begun, host[begun % len(host)], len(arrays.cap))
 
 
 def initial_queues(

@@ -25,7 +25,7 @@ from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, home_hosts
 from recycle.solve.constants import HOST_PREFERENCE, SPARE
 from recycle.solve.effort import Effort, Incumbent
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import Order, Problem, programs_of
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, lane_between
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.order_kernels import NEVER, evaluate
@@ -133,9 +133,8 @@ def _insert_all(problem: Problem, parameters: InsertionParameters) -> Order:
     plane = problem.shape.stages * problem.micro_batches
     host, start = np.tile(np.asarray(state.host), problem.kinds), np.asarray(state.start)
     kind = np.arange(problem.size) // plane
-    line = np.lexsort((-kind, start, host))
-    ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
-    return [program.tolist() for program in np.split(line, ends)]
+    line = np.lexsort((-kind, start))
+    return programs_of(line, host[line], problem.shape.worker_count)
 
 
 def vary_insertion(problem: Problem, start: Incumbent, parameters: InsertionParameters, effort: Effort) -> Incumbent:
