@@ -21,7 +21,7 @@ from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, count_shared
 from recycle.solve.problem import Order, programs_of
 from recycle.solve.problem_arrays import Floats, ProblemArrays
-from recycle.solve.search.event_loop import Rule, initial_queues, list_schedule, priority_rule
+from recycle.solve.search.event_loop import Assigned, Rule, list_schedule, priority_rule
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 """Operations in all orders from which compiled loops pay; seconds that must remain to compile them."""
@@ -167,8 +167,9 @@ def _policies(legs: _Legs) -> Iterator[Rule]:
 def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
     arrays, host, workers = legs.arrays, legs.routes.host, len(legs.routes.workers)
     n, operations = len(host), (3 if arrays.split else 2) * len(host)
-    queues = initial_queues(host, host, 1, rule.priority, 3 * n, workers=workers, size=legs.size, hop=legs.hop)
-    done, *_, after = run(list_schedule, operations, arrays, rule, queues)
+    begun, start = np.zeros(3 * n, dtype=np.int64), np.zeros(3 * n)
+    assigned = Assigned(host, chunks=1, size=legs.size, hop=legs.hop, lanes=0, begun=begun, start=start)
+    done, *_, after = run(list_schedule, operations, arrays, rule, assigned)
     if done < operations:
         return None
     begun, start = np.array(after.begun[:done], dtype=np.int64), np.array(after.start)
