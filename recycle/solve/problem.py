@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from math import gcd, log10
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -248,9 +249,9 @@ class Problem:
     @cached_property
     def hosts(self) -> list[list[int]]:
         """Live workers of each stage, by worker index."""
-        shape = self.shape
-        workers = [[Worker(k, shape.rank_of(s)) for k in range(shape.pipelines)] for s in range(shape.stages)]
-        return [[shape.worker_index(w) for w in hosts if w not in self.dead] for hosts in workers]
+        live = [worker not in self.dead for worker in self.shape.workers()]
+        workers, ranks = range(self.shape.worker_count), self.shape.ranks
+        return [[w for w in workers[rank::ranks] if live[w]] for rank in self.rank_of.tolist()]
 
     @cached_property
     def fastest(self) -> list[float]:
@@ -365,19 +366,9 @@ class Problem:
     def in_bound_units(self) -> Problem:
         """Return the same problem with times in units of `bound_unit`."""
 
-        def counted(times: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(t / self.bound_unit for t in times)
-
-        return replace(
-            self,
-            forward=counted(self.forward),
-            backward=counted(self.backward),
-            weight=counted(self.weight),
-            update_seconds=counted(self.update_seconds),
-            reduce=counted(self.reduce),
-            links=counted(self.links),
-            hops=counted(self.hops),
-        )
+        names = ("forward", "backward", "weight", "update_seconds", "reduce", "links", "hops")
+        counted: dict[str, Any] = {name: tuple(t / self.bound_unit for t in getattr(self, name)) for name in names}
+        return replace(self, **counted)
 
     @property
     def is_integral(self) -> bool:

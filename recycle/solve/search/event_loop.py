@@ -31,26 +31,26 @@ class Rule(NamedTuple):
 
     Attributes:
         priority: [operations], lowest first. Orders each queue by policy; decides alone by priority.
-        by_priority: 1 for the rule by priority, 0 for the rule by policy.
         hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
+        starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
+        release: [micro-batches], earliest entry, in seconds.
+        by_priority: 1 for the rule by priority, 0 for the rule by policy.
         patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation; by priority only.
         idleness: share of the longest idle time of any worker up to which a worker waits for an F or I rather than run
             a W that would delay it; by policy only.
-        starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
-        release: [micro-batches], earliest entry, in seconds.
     """
 
     priority: Floats
-    by_priority: int
     hold: Floats
     weights: Operations
     forward_first: Operations
     weight_first: Operations
-    patience: float
-    weight_patience: float
-    idleness: float
     starts: Operations
     release: Floats
+    by_priority: int = 1
+    patience: float = 0.0
+    weight_patience: float = 0.0
+    idleness: float = 0.0
 
 
 def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
@@ -58,14 +58,10 @@ def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
     no = np.zeros(stages, dtype=np.int64)
     return Rule(
         priority=priority,
-        by_priority=1,
         hold=np.full(stages, np.inf),
         weights=np.full(stages, UNLIMITED),
         forward_first=no,
         weight_first=no,
-        patience=0.0,
-        weight_patience=0.0,
-        idleness=0.0,
         starts=starts,
         release=np.zeros(len(starts)),
     )
