@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, combinations
 from math import ceil, inf, log
 
 import msgspec
@@ -23,6 +24,7 @@ from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.solve.constants import CLOSE
 from recycle.solve.effort import Deadline
 from recycle.solve.layout.elastic import LayoutPlanner
+from recycle.solve.layout.ranges import fitting
 from recycle.solve.layout.units import Units, count_units
 
 LIMIT_SECONDS = 1.0, 5.0
@@ -114,12 +116,7 @@ class _Search:
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
         units = Units.from_job(self.job)
-        allowed = max(
-            end - begin
-            for begin in range(len(units))
-            for end in range(begin + 1, len(units) + 1)
-            if units.static_of(((begin, end),)) <= units.most_static or end == begin + 1
-        )
+        allowed = max(1, *(fitting(units.static[begin:], units.most_static) for begin in range(len(units))))
         schedule = faster.schedule
         needed = max(count_units(tuple(schedule.unit_runs(worker))) for worker in schedule.live)
         return (allowed, needed) if needed > allowed else None
@@ -136,10 +133,8 @@ def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> floa
 
 def _state_limits(units: Units, now: float) -> list[float]:
     heaviest = max(units.static_of(parts) for parts in units.fault_free)
-    upto = [0.0]
-    for static in units.static.tolist():
-        upto.append(upto[-1] + static)
-    ranges = {later - before for place, before in enumerate(upto) for later in upto[place + 1 :]}
+    upto = [0.0, *accumulate(units.static.tolist())]
+    ranges = {later - before for before, later in combinations(upto, 2)}
     if units.chunks > 1:  # a worker may hold a range in addition to its present units
         ranges |= {units.static_of(parts) + more for parts in set(units.fault_free) for more in ranges}
     hundredths = {ceil(static / heaviest * 100 - 1e-6) for static in ranges if static <= upto[-1] * (1 + 1e-9)}

@@ -113,8 +113,9 @@ def _cheapest(
     units: Units, had: Sequence[Parts], speeds: Sequence[float], micro_batches: int, load: float, hosts: Sequence[int]
 ) -> list[tuple[Parts, float]] | None:
     before, of_speed = Counter(zip(had, speeds, strict=True)), Counter(speeds)
-    wide = {((a, _widest(units, a)),) for a in range(len(units))}
-    wide |= {((_widest_back(units, b), b),) for b in range(1, len(units) + 1)}
+    static, most = units.static, units.most_static
+    wide = {((a, a + max(1, fitting(static[a:], most))),) for a in range(len(units))}
+    wide |= {((b - max(1, fitting(static[:b][::-1], most)), b),) for b in range(1, len(units) + 1)}
     windows = sorted(
         {*filter(None, had), *wide, *(more for parts in set(had) if len(parts) > 1 for more in _widened(units, parts))}
     )
@@ -139,23 +140,16 @@ def _cheapest(
     return [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
 
 
-def _widest(units: Units, begin: int) -> int:
-    upto = np.cumsum(units.static[begin:])
-    return begin + max(1, int(np.searchsorted(upto, units.most_static, "right")))
-
-
-def _widest_back(units: Units, end: int) -> int:
-    upto = np.cumsum(units.static[:end][::-1])
-    return end - max(1, int(np.searchsorted(upto, units.most_static, "right")))
+def fitting(static: Floats, room: float) -> int:
+    """Return the number of first units that fit into `room`."""
+    return int(np.searchsorted(np.cumsum(static), room, "right"))
 
 
 def _widened(units: Units, parts: Parts) -> Iterator[Parts]:
     room = units.most_static - units.static_of(parts)
     for begin, end in parts:
-        after = int(np.searchsorted(np.cumsum(units.static[end:]), room, "right"))
-        before = int(np.searchsorted(np.cumsum(units.static[:begin][::-1]), room, "right"))
-        yield joined([*parts, (end, end + after)])
-        yield joined([*parts, (begin - before, begin)])
+        yield joined([*parts, (end, end + fitting(units.static[end:], room))])
+        yield joined([*parts, (begin - fitting(units.static[:begin][::-1], room), begin)])
 
 
 def _copied(window: Parts, had: Sequence[Parts]) -> float:
