@@ -136,7 +136,7 @@ class LayoutPlanner:
 
     def plan_copies(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
         """Return the copies that give each worker the units in `wanted`, with their sources."""
-        return plan_copies(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
+        return plan_copies(self.units, self.job.shape, self.live, wanted, self.job.prices)
 
     def list_hostings(self, below: float, deadline: Deadline) -> list[ListedHosting]:
         """Return the hostings with list schedules below a period, shortest period first."""

@@ -35,10 +35,10 @@ def balanced(
     program = _Program(len(units), [window for window, _ in kinds], micro_batches)
     busiest = program.variable(1.0)
     for row, (window, speed) in enumerate(kinds):
-        terms = [(program.share(row, u), float(units.seconds[u]) * speed) for u in _units_in(window)]
-        program.row([*terms, (busiest, -float(len(members[row])))], -np.inf, 0.0)
+        terms = [(program.share(row, u), units.seconds[u] * speed) for u in _units_in(window)]
+        program.row([*terms, (busiest, -len(members[row]))], -np.inf, 0.0)
         for share, _ in terms if least else ():
-            program.row([(share, 1.0)], float(least * len(members[row])), np.inf)
+            program.row([(share, 1.0)], least * len(members[row]), np.inf)
     program.hand_overs(HAND_OVER * float(units.seconds.sum()) / len(units))
     solution = program.solve()
     if solution is None:
@@ -124,14 +124,14 @@ def _cheapest(
     stay = [program.variable(0.0, before[kind], whole=True) for kind in kinds]
     come = [program.variable(_copied(window, had), of_speed[speed], whole=True) for window, speed in kinds]
     for row, (window, speed) in enumerate(kinds):
-        terms = [(program.share(row, u), float(units.seconds[u]) * speed) for u in _units_in(window)]
+        terms = [(program.share(row, u), units.seconds[u] * speed) for u in _units_in(window)]
         program.row([*terms, (stay[row], -load), (come[row], -load)], -np.inf, 0.0)
     for speed, count in of_speed.items():
         rows = [row for row, kind in enumerate(kinds) if kind[1] == speed]
-        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], 0.0, float(count))
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], 0.0, count)
     for u in range(len(units)):
         rows = [row for row, (window, _) in enumerate(kinds) if count_shared(window, ((u, u + 1),))]
-        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], float(hosts[u]), np.inf)
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], hosts[u], np.inf)
     program.hand_overs(1e-3 / micro_batches)
     solution = program.solve(MOST_NODES)
     if solution is None:
@@ -160,10 +160,10 @@ class _Program(LinearProgram):
     def __init__(self, units: int, windows: Sequence[Parts], micro_batches: int) -> None:
         super().__init__()
         self.windows = windows
-        self._shares = [{u: self.variable(0.0, float(micro_batches)) for u in _units_in(window)} for window in windows]
+        self._shares = [{u: self.variable(0.0, micro_batches) for u in _units_in(window)} for window in windows]
         for u in range(units):
             terms = [(share[u], 1.0) for share in self._shares if u in share]
-            self.row(terms, float(micro_batches), float(micro_batches))
+            self.row(terms, micro_batches, micro_batches)
 
     def share(self, row: int, unit: int) -> int:
         """Return the variable of the micro-batches of a unit that a window's workers run together."""
