@@ -47,13 +47,10 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     home, priority = np.full(planes, -1, dtype=np.int64), np.zeros(problem.size)
     home[operations % planes] = worker
     priority[operations] = original.start[row]
-    ranks = [{worker.rank for worker in like.live if stage in like.stages_of(worker)} for stage in range(shape.stages)]
-    hosts = [
-        [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
-        for stage in range(shape.stages)
-    ]
-    host = assign_to_peers(home.reshape(shape.stages, n), hosts)
     by_rank = {w.rank: like.stages_of(w) for w in like.live}
+    live = [worker for worker in shape.workers() if worker not in dead]
+    hosts = [[shape.worker_index(w) for w in live if stage in by_rank[w.rank]] for stage in range(shape.stages)]
+    host = assign_to_peers(home.reshape(shape.stages, n), hosts)
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
     def schedule_of(order: Order) -> Schedule:
@@ -94,7 +91,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
 def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:
     bound = 0.0
     for stages in by_rank.values():
-        compute = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages)
+        compute = sum(problem.seconds[s] for s in stages)
         fastest = min(problem.speed[w] for w in hosts[stages[0]])
         update = sum(problem.update_seconds[s] for s in stages)
         bound = max(bound, problem.micro_batches * compute * fastest / len(hosts[stages[0]]) + update)

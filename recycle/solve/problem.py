@@ -307,6 +307,11 @@ class Problem:
         return np.array([*self.forward, *self.backward, *self.weight], dtype=np.float64)
 
     @cached_property
+    def seconds(self) -> list[float]:
+        """Per stage: F, backward and W of a micro-batch at speed 1."""
+        return [sum(times) for times in zip(self.forward, self.backward, self.weight, strict=True)]
+
+    @cached_property
     def rank_update_seconds(self) -> tuple[float, ...]:
         """Per rank: reduce and step of all its stages, which its workers run in sequence at the end."""
         stages = map(self.shape.stages_of_rank, range(self.shape.ranks))

@@ -269,7 +269,7 @@ class _Program:
     def _worker(self, w: int) -> None:
         grid, problem = self.grid, self.grid.problem
         n, plane, hosted = problem.micro_batches, grid.plane, problem.shape.stages_of_rank(w % problem.shape.ranks)
-        places = [x for x in range(plane) if x // n in hosted and w in grid.hosts(x)]
+        places = [x for x in range(plane) if x // n in hosted]
         rows = [x + kind * plane for x in places for kind in range(problem.kinds)]
         work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
         updates = sum(map(grid.update_slots, hosted))

@@ -219,14 +219,11 @@ class FluidRelaxation:
             done = [(self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
             self._add_rows("end", (s, kind), [(goal, 1.0), *done], 0.0)
 
-    def _heads(self) -> dict[tuple[int, int], float]:
-        problem, path = self.problem, 0.0
-        heads: dict[tuple[int, int], float] = {}
-        for s in range(self.stages[0], problem.shape.stages):
-            back = path + self._time(s, 0) + problem.return_path[s]
-            heads |= {(0, s): path, (1, s): back, (2, s): back + self._time(s, 1)}
-            path += self._time(s, 0) + problem.hop_after[s]
-        return heads
+    def _head(self, stage: int, kind: int) -> float:
+        (out, _), hops, first = self.problem.remaining_path, self.problem.remaining_hops, self.stages[0]
+        forward = out[first] - out[stage] + hops[first] - hops[stage]
+        backward = forward + self._time(stage, 0) + self.problem.return_path[stage]
+        return (forward, backward, backward + self._time(stage, 1))[kind]
 
     def _tails(self) -> dict[tuple[int, int], float]:
         problem, hops, end = self.problem, self.problem.hop_after, inf
@@ -252,10 +249,9 @@ class FluidRelaxation:
         limits = np.concatenate(self.limits)
         count = 1 + len(self.groups) * self.problem.kinds * self.points
         highest = np.full(count, float(self.problem.micro_batches))
-        heads = self._heads()
         for g, (s, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                idle = np.searchsorted(self.times, heads[kind, s] + TOLERANCE)
+                idle = np.searchsorted(self.times, self._head(s, kind) + TOLERANCE)
                 highest[self._column(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
                 highest[self._column(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
