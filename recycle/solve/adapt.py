@@ -16,13 +16,12 @@ import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.lower import lower
-from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_updates_of
 from recycle.solve.assignment import assign_to_peers
-from recycle.solve.problem import OPERATIONS_OF_KIND, Order, Problem
+from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
 
 PATIENCES = (0.0, 0.5, 1.0)
@@ -44,22 +43,14 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     problem = Problem.from_job(job, dead, profile)
     planes, n = shape.stages * problem.micro_batches, problem.micro_batches
     original = simulate(lower(like), profile)
-    pieces = operations_of(original.schedule)
-    home = np.full(planes, -1, dtype=np.int64)
-    priority = np.zeros(problem.size)
-    for kind, operations in OPERATIONS_OF_KIND.items():
-        of_kind = np.flatnonzero((pieces.kind == kind) & pieces.valid)
-        place = pieces.stage[of_kind] * n + pieces.micro_batch[of_kind]
-        home[place] = pieces.worker[of_kind]
-        for operation in operations[: problem.kinds - operations[0]]:
-            priority[operation * planes + place] = original.start[pieces.row[of_kind]]
-    ranks = [{worker.rank for worker in like.live if stage in like.stages_of(worker)} for stage in range(shape.stages)]
-    hosts = [
-        [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
-        for stage in range(shape.stages)
-    ]
-    host = assign_to_peers(home.reshape(shape.stages, n), hosts)
+    operations, row, worker = problem.operations_in(original.schedule)
+    home, priority = np.full(planes, -1, dtype=np.int64), np.zeros(problem.size)
+    home[operations % planes] = worker
+    priority[operations] = original.start[row]
     by_rank = {w.rank: like.stages_of(w) for w in like.live}
+    live = [worker for worker in shape.workers() if worker not in dead]
+    hosts = [[shape.worker_index(w) for w in live if stage in by_rank[w.rank]] for stage in range(shape.stages)]
+    host = assign_to_peers(home.reshape(shape.stages, n), hosts)
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
     def schedule_of(order: Order) -> Schedule:
@@ -100,7 +91,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
 def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:
     bound = 0.0
     for stages in by_rank.values():
-        compute = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages)
+        compute = sum(problem.seconds[s] for s in stages)
         fastest = min(problem.speed[w] for w in hosts[stages[0]])
         update = sum(problem.update_seconds[s] for s in stages)
         bound = max(bound, problem.micro_batches * compute * fastest / len(hosts[stages[0]]) + update)

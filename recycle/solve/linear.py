@@ -57,7 +57,7 @@ class LinearProgram:
         self.cost: list[float] = []
         self._most: list[float] = []
         self._whole: list[bool] = []
-        self._rows: list[list[tuple[int, float]]] = []
+        self._rows: list[Sequence[tuple[int, float]]] = []
         self._bounds: list[tuple[float, float]] = []
 
     def variable(self, cost: float, most: float = np.inf, *, whole: bool = False) -> int:
@@ -67,7 +67,7 @@ class LinearProgram:
         self._whole.append(whole)
         return len(self.cost) - 1
 
-    def row(self, terms: list[tuple[int, float]], least: float, most: float) -> None:
+    def row(self, terms: Sequence[tuple[int, float]], least: float, most: float) -> None:
         """Add bounds on the sum of the terms (variable, factor)."""
         self._rows.append(terms)
         self._bounds.append((least, most))

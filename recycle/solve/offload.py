@@ -105,9 +105,8 @@ def with_offloads(schedule: Schedule, profile: Profile, limits: Sequence[float],
     if not moved:
         return schedule
     place, kind, row = np.array(sorted(moved)).T
-    names = {"stage": c.stage, "pipeline": c.pipeline, "index": c.index}
-    named = {name: column[row] for name, column in names.items()}
-    return insert(schedule, c.worker[row].astype(np.int64), place, {"kind": kind, **named})[0]
+    columns = {"kind": kind, "stage": c.stage[row], "pipeline": c.pipeline[row], "index": c.index[row]}
+    return insert(schedule, c.worker[row].astype(np.int64), place, columns)[0]
 
 
 def _with_early_weights(schedule: Schedule, stash: float, limits: Sequence[float], room: float) -> Schedule:

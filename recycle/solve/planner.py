@@ -238,11 +238,10 @@ def _plan(
     is_long = deadline.seconds_left * (1 - SEARCH_SHARE) > EXACT_FROM
     exactly = is_timed and is_long and problem.size <= EXACT_UP_TO
 
-    def copied(order: Order) -> Order:
-        return order if problem is whole else copy_to_pipelines(whole, assign_by_slots(whole), problem, order)
-
-    def schedule_of(for_all: Order) -> Schedule:
-        return with_updates_of(whole.schedule(for_all), job)
+    def schedule_of(order: Order) -> Schedule:
+        if problem is not whole:
+            order = copy_to_pipelines(whole, assign_by_slots(whole), problem, order)
+        return with_updates_of(whole.schedule(order), job)
 
     # use the whole problem: pipelines may exchange micro-batches over more lanes
     for_bound = deadline if is_timed else (Deadline(QUICK_SECONDS, stop) if quick else deadline).part(BOUND_SHARE)
@@ -267,7 +266,7 @@ def _plan(
             if exchanging.best.period < starts[0].best.period:
                 problem, starts = whole, [exchanging]
         best = begun_with = starts[0].best
-        schedule = schedule_of(copied(best.order))
+        schedule = schedule_of(best.order)
         for _ in range(1 if quick else 2):
             simulated = time.perf_counter()
             graph = lowered_graph(schedule)
@@ -288,7 +287,7 @@ def _plan(
         if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
     if best.order != begun_with.order:
-        searched = schedule_of(copied(best.order))
+        searched = schedule_of(best.order)
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:

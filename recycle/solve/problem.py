@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from math import gcd, log10
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from recycle.errors import PlanError
 from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Optimizer, Schedule, placement_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
@@ -35,7 +37,7 @@ Order = list[list[int]]
 
 _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
-OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
+_OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
     Forward.kind: (FORWARD,),
     Backward.kind: (INPUT, WEIGHT),
     BackwardInput.kind: (INPUT,),
@@ -54,6 +56,13 @@ def flatten(order: Order) -> tuple[Operations, Operations]:
     """Return (the concatenated programs, offset of each program and of the end)."""
     offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
+
+
+def programs_of(operations: Operations, worker: Operations, workers: int) -> Order:
+    """Return the program of each worker, with its operations in the given sequence."""
+    worker = worker.astype(np.min_scalar_type(workers))  # 16 bits sort by radix
+    ends = np.cumsum(np.bincount(worker, minlength=workers))
+    return [program.tolist() for program in np.split(operations[np.argsort(worker, kind="stable")], ends[:-1])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,9 +249,9 @@ class Problem:
     @cached_property
     def hosts(self) -> list[list[int]]:
         """Live workers of each stage, by worker index."""
-        shape = self.shape
-        workers = [[Worker(k, shape.rank_of(s)) for k in range(shape.pipelines)] for s in range(shape.stages)]
-        return [[shape.worker_index(w) for w in hosts if w not in self.dead] for hosts in workers]
+        live = [worker not in self.dead for worker in self.shape.workers()]
+        workers, ranks = range(self.shape.worker_count), self.shape.ranks
+        return [[w for w in workers[rank::ranks] if live[w]] for rank in self.rank_of.tolist()]
 
     @cached_property
     def fastest(self) -> list[float]:
@@ -296,6 +305,11 @@ class Problem:
     def times(self) -> npt.NDArray[np.float64]:
         """Times of F, I (or B) and W of every stage, at speed 1."""
         return np.array([*self.forward, *self.backward, *self.weight], dtype=np.float64)
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Per stage: F, backward and W of a micro-batch at speed 1."""
+        return [sum(times) for times in zip(self.forward, self.backward, self.weight, strict=True)]
 
     @cached_property
     def rank_update_seconds(self) -> tuple[float, ...]:
@@ -357,19 +371,9 @@ class Problem:
     def in_bound_units(self) -> Problem:
         """Return the same problem with times in units of `bound_unit`."""
 
-        def counted(times: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(t / self.bound_unit for t in times)
-
-        return replace(
-            self,
-            forward=counted(self.forward),
-            backward=counted(self.backward),
-            weight=counted(self.weight),
-            update_seconds=counted(self.update_seconds),
-            reduce=counted(self.reduce),
-            links=counted(self.links),
-            hops=counted(self.hops),
-        )
+        names = ("forward", "backward", "weight", "update_seconds", "reduce", "links", "hops")
+        counted: dict[str, Any] = {name: tuple(t / self.bound_unit for t in getattr(self, name)) for name in names}
+        return replace(self, **counted)
 
     @property
     def is_integral(self) -> bool:
@@ -398,6 +402,19 @@ class Problem:
                 if held > cap + 1e-9:
                     return False
         return True
+
+    def operations_in(self, schedule: Schedule) -> tuple[Operations, Operations, Operations]:
+        """Return (operation, row, worker) of each F, B, I and W of a schedule, by row."""
+        pieces, stages, n = operations_of(schedule), self.shape.stages, self.micro_batches
+        operations, pieces_of = [], []
+        for kind, codes in _OPERATIONS_OF_KIND.items():
+            chosen = np.flatnonzero(pieces.kind == kind)
+            for code in codes[: self.kinds - codes[0]]:
+                operations.append((code * stages + pieces.stage[chosen]) * n + pieces.micro_batch[chosen])
+                pieces_of.append(chosen)
+        operation, piece = np.concatenate(operations), np.concatenate(pieces_of)
+        line = np.lexsort((operation, pieces.row[piece]))
+        return operation[line], pieces.row[piece[line]], pieces.worker[piece[line]]
 
     def schedule(self, order: Order) -> Schedule:
         """Convert `order` into a compute-only schedule."""

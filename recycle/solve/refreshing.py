@@ -54,15 +54,7 @@ class PlanDrift(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         """Return the entries that `recycle plan --json` prints."""
-        return {
-            "vector": list(self.vector),
-            "stored_period": self.stored_period,
-            "stored_gap": self.stored_gap,
-            "period": self.period,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "growth": self.growth,
-        }
+        return self._asdict() | {"gap": self.gap, "growth": self.growth}
 
 
 def refresh(

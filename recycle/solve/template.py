@@ -20,7 +20,7 @@ import numpy as np
 from recycle.solve.assignment import Assignment, assign_by_load, avoid_slow_links
 from recycle.solve.constants import UNFOLD_RULES
 from recycle.solve.effort import Deadline, Incumbent, Pace
-from recycle.solve.problem import TOLERANCE, Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem, programs_of
 from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.order_kernels import evaluate, time_order
 
@@ -55,11 +55,8 @@ def copy_to_pipelines(problem: Problem, assignment: Assignment, template: Proble
     for program in order:
         place[program] = np.arange(len(program))
     position = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
-    host = np.tile(assignment.host, problem.kinds)
-    most = max(*map(len, order), problem.shape.worker_count)
-    line = np.lexsort(np.array([position, host], dtype=np.min_scalar_type(most)))  # 16 bits sort by radix
-    ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
-    return [program.tolist() for program in np.split(line, ends)]
+    line = np.argsort(position.astype(np.min_scalar_type(max(map(len, order)))), kind="stable")
+    return programs_of(line, np.tile(assignment.host, problem.kinds)[line], problem.shape.worker_count)
 
 
 def unfold(

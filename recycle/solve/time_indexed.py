@@ -12,9 +12,9 @@ slot t. They are monotone in t, so each row needs few of them:
                `open` free except 0 for rank 0; equivalent to E_s - S_w <= T for each host;
                barrier: all work lies in [0, T - u]. A worker's work and all its reduces and steps fill at most T
 
-Symmetric solutions are removed: micro-batches that share every host so far run by index, and equal hosts are ordered by
-their first micro-batch. Starts may be whole, because rounding down preserves a schedule of a whole period. A staggered
-period is a mean over at most all stages, so a proof that T is infeasible raises the bound to T + 1 / stages.
+If each stage has one host, micro-batches run by index. Starts may be whole, because rounding down preserves a schedule
+of a whole period. A staggered period is a mean over at most all stages, so a proof that T is infeasible raises the
+bound to T + 1 / stages.
 
 Written with python-mip and solved by HiGHS. Limits: one link time without queues; no ordering of several chunks'
 updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; several pipelines only
@@ -104,19 +104,7 @@ class TimeGrid:
 
     def hosts(self, x: int) -> list[int]:
         """Return the workers that may run an operation."""
-        return self._hosts[x % self.plane]
-
-    @cached_property
-    def _hosts(self) -> list[list[int]]:
-        problem, n = self.problem, self.problem.micro_batches
-        hosts: list[list[int]] = []
-        for s, live in enumerate(problem.hosts):
-            kinds: dict[tuple[float, float], list[int]] = {}
-            for w in live:
-                kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
-            most = [g + 1 if s < problem.shape.ranks else len(live) for g in range(n)]
-            hosts += [sorted(w for alike in kinds.values() for w in alike[:count]) for count in most]
-        return hosts
+        return self.problem.hosts[x // self.problem.micro_batches % self.problem.shape.stages]
 
     def length(self, x: int, worker: int) -> int:
         n = self.problem.micro_batches
@@ -145,28 +133,17 @@ class TimeGrid:
 
     @cached_property
     def in_line(self) -> list[tuple[int, int]]:
-        """(x, y) on one worker, with x before y without loss."""
+        """(x, y) on one worker, with x before y without loss; none if a stage has several hosts."""
         problem, n, stages = self.problem, self.problem.micro_batches, self.problem.shape.stages
-        is_alone = self.leading_alone == stages
-        rows = problem.kinds * stages if is_alone else self.leading_alone
-        pairs = [pair for row in range(rows) for pair in pairwise(range(row * n, row * n + n))]
-        for s in range(stages if is_alone and problem.stash == 1 else 0):
-            slots = int(min(problem.cap[self.hosts(s * n)[0]], n) + TOLERANCE)
+        if any(len(live) > 1 for live in problem.hosts):
+            return []
+        rows = range(0, problem.size, n)
+        pairs = [pair for row in rows for pair in pairwise(range(row, row + n))]
+        for s in range(stages if problem.stash == 1 else 0):
+            slots = int(min(problem.cap[problem.hosts[s][0]], n) + TOLERANCE)
             freed = (problem.kinds - 1) * self.plane + s * n
             pairs += [(freed + g, s * n + h) for g, h in enumerate(range(slots, n))]
         return pairs
-
-    @cached_property
-    def level(self) -> list[tuple[int, int]]:
-        """(x, y) with y not starting before x without loss, on any workers."""
-        n, first = self.problem.micro_batches, self.leading_alone * self.problem.micro_batches
-        return list(pairwise(range(first, first + n))) if first < self.plane else []
-
-    @cached_property
-    def leading_alone(self) -> int:
-        """Number of leading stages with a single possible host per micro-batch."""
-        stages, n = self.problem.shape.stages, self.problem.micro_batches
-        return next((s for s in range(stages) if len(self.hosts(s * n + n - 1)) > 1), stages)
 
     @property
     def windows(self) -> list[range]:
@@ -193,9 +170,6 @@ class TimeGrid:
                 step = self.shortest(x) + gap
                 earliest[y] = max(earliest[y], earliest[x] + step)
                 latest[x] = min(latest[x], latest[y] - step)
-            for x, y in self.level:
-                earliest[y] = max(earliest[y], earliest[x])
-                latest[x] = min(latest[x], latest[y])
             for x, s in enumerate(stage):
                 rank = problem.shape.rank_of(s)
                 closing = opening[rank] + self.slots - self.update_slots(s)
@@ -233,8 +207,6 @@ class _Program:
         self._routes()
         for x, y, gap in grid.after:
             self._follows(x, y, gap)
-        for x, y in grid.level:
-            self._follows(x, y, None)
         for w in sorted({w for _, w in self.by}):
             self._worker(w)
         self._windows()
@@ -244,10 +216,7 @@ class _Program:
         known = self.mip.OptimizationStatus
         status = self.model.optimize(max_seconds=seconds, max_solutions=1)
         if status in (known.INFEASIBLE, known.INT_INFEASIBLE, known.UNBOUNDED):
-            return (
-                False,
-                [],
-            )  # HiGHS does not always distinguish unbounded from infeasible, and nothing is unbounded here
+            return False, []  # nothing is unbounded, but HiGHS does not always distinguish it from infeasible
         if status not in (known.OPTIMAL, known.FEASIBLE):
             return None, []
         starts = []
@@ -292,18 +261,15 @@ class _Program:
                 for w in hosts:
                     self._row([(1, self.by[x, w][-1]), (-1, self.by[x % plane, w][-1])], "=", 0)
 
-    def _follows(self, x: int, y: int, gap: int | None) -> None:
-        window = self.grid.windows[y]
-        for slot in window:
-            terms: list[tuple[float, int | None]] = [(1, self._started(y, w, slot)) for w in self.grid.hosts(y)]
-            for w in self.grid.hosts(x):
-                terms.append((-1, self._started(x, w, slot) if gap is None else self._ended(x, w, slot - gap)))
-            self._row(terms, "<", 0)
+    def _follows(self, x: int, y: int, gap: int) -> None:
+        for slot in self.grid.windows[y]:
+            started = [(1, self._started(y, w, slot)) for w in self.grid.hosts(y)]
+            self._row([*started, *((-1, self._ended(x, w, slot - gap)) for w in self.grid.hosts(x))], "<", 0)
 
     def _worker(self, w: int) -> None:
         grid, problem = self.grid, self.grid.problem
         n, plane, hosted = problem.micro_batches, grid.plane, problem.shape.stages_of_rank(w % problem.shape.ranks)
-        places = [x for x in range(plane) if x // n in hosted and w in grid.hosts(x)]
+        places = [x for x in range(plane) if x // n in hosted]
         rows = [x + kind * plane for x in places for kind in range(problem.kinds)]
         work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
         updates = sum(map(grid.update_slots, hosted))

@@ -50,7 +50,7 @@ def loads_and_detours(problem: Problem) -> Bound:
 
 def load(problem: Problem, rank: int) -> float:
     """Return the bound from work, idle time before the first backward, and reduce and step of all stages."""
-    each = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank)]
+    each = [problem.seconds[s] for s in _stages(problem, rank)]
     return _least_work(problem, rank, each) + problem.rank_update_seconds[rank]
 
 
@@ -62,16 +62,21 @@ def lanes(problem: Problem) -> Bound:
     longest = (0.0, 0)
     for s, (hosts, receivers) in enumerate(pairwise(problem.hosts)):
         waits = ceil(problem.micro_batches / (len(hosts) * len(receivers))) - 1
-        own = (problem.forward[s] + problem.backward[s] + problem.weight[s]) * problem.fastest[s]
         start = 0.0 if problem.staggered else _fill(problem, s)
-        length = start + own + waits * problem.hop_after[s] + problem.return_path[s] + problem.update_seconds[s]
+        length = (
+            start
+            + problem.seconds[s] * problem.fastest[s]
+            + waits * problem.hop_after[s]
+            + problem.return_path[s]
+            + problem.update_seconds[s]
+        )
         longest = max(longest, (length, s))
     return Bound.of_rule(longest[0], problem.is_integral, "lane", longest[1])
 
 
 def work(problem: Problem, rank: int) -> float:
     """Return the work of a rank, spread evenly over its hosts."""
-    each = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank))
+    each = sum(problem.seconds[s] for s in _stages(problem, rank))
     return problem.micro_batches * each / sum(1 / problem.speed[w] for w in problem.hosts[rank])
 
 
@@ -87,7 +92,8 @@ def slot_time(problem: Problem, rank: int, after: float = 0.0) -> float:
     units, total = problem.micro_batches * len(held), problem.micro_batches * sum(held)
 
     def room_of(w: int) -> Room:
-        own_times, slower = _held(problem, rank, problem.speed[w], share), _slower(problem, rank, w, share)
+        own_times = _held(problem, rank, problem.speed[w], share)
+        slower = min(own / least for own, least in zip(own_times, held, strict=True))
         taken = np.arange(floor(min(problem.cap[w], units) + TOLERANCE)) * shortest * problem.speed[w]
         return lambda time: float(_filled(np.maximum(0.0, time + after - taken), own_times).sum()) / slower
 
@@ -112,15 +118,6 @@ def _held(problem: Problem, rank: int, speed: float, share: float) -> list[float
         (problem.forward[s] + problem.backward[s] + share * problem.weight[s]) * speed + problem.return_path[s]
         for s in _stages(problem, rank)
     ]
-
-
-def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
-    pairs = zip(
-        _held(problem, rank, problem.speed[worker], share),
-        _held(problem, rank, problem.fastest[rank], share),
-        strict=True,
-    )
-    return min(own / least for own, least in pairs)
 
 
 def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:

@@ -57,13 +57,15 @@ def rising_bounds(
     """Yield `bound`, then the bounds raised by the fluid through each chain of stages, on each grid.
 
     Args:
-        chains: stages as in `max_completed`; with the barrier only chains from stage 0 count.
+        chains: stages as in `FluidRelaxation`; with the barrier only chains from stage 0 count.
         deadline: no linear program is begun that would end after it.
     """
     yield bound
     pace = Pace(deadline or Deadline(None))
     chains = [stages for stages in chains if problem.staggered or stages[0] == 0]
-    columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per grid point
+    columns = {  # per grid point
+        stages: problem.kinds * sum(len(crew.stages) for crew in _crews(problem, stages)) for stages in chains
+    }
     latest = inf
     for stages in chains:
         bound = _raise_bound(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
@@ -83,14 +85,14 @@ def _raise_bound(
     step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
     infeasible = -1 if whole else 0
     feasible: int | None = None
-    proof: _FluidRelaxation | None = None
+    proof: FluidRelaxation | None = None
     k = infeasible + 1
     stride = 0
     for turn in range(MOST_PROGRAMS):
         if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
-        fluid = _FluidRelaxation(problem, window, stages, points)
+        fluid = FluidRelaxation(problem, window, stages, points)
         missing = n - fluid.solve(pace.deadline)
         if missing > 1e-6:
             infeasible, proof = k, fluid
@@ -105,34 +107,23 @@ def _raise_bound(
     return bound if proof is None else Bound(proof.window + whole, proof.window, proof.proof)
 
 
-def max_completed(
-    problem: Problem,
-    window: float,
-    stages: Sequence[int],
-    points: int | None = None,
-    deadline: Deadline | None = None,
-) -> float:
-    """Return an upper bound on the micro-batches that complete the first stage's rank within a window.
-
-    Args:
-        window: time from the first start at the first of the stages to the end of the rank's step.
-        stages: ascending; the first is the first chunk of its rank, with the barrier stage 0.
-        points: maximum number of points of an aligned grid; None for a grid that is fine at both ends.
-        deadline: limit of the solver, whose multipliers then prove less.
-    """
-    return _FluidRelaxation(problem, window, stages, points).solve(deadline or Deadline(None))
-
-
 class _Crew(NamedTuple):
     """Hosts of one rank, which take the fastest host's time; and their maximum units (micro-batches in chunks)."""
 
+    stages: list[int]
     hosts: list[int]
     units: int
     number: int = 0
 
 
-class _FluidRelaxation:
-    """The linear program, with columns goal and (group, kind, grid point); a group is a crew at one of the stages."""
+class FluidRelaxation:
+    """The linear program, with columns goal and (group, kind, grid point); a group is a crew at one of the stages.
+
+    Args:
+        window: time from the first start at the first of the stages to the end of the rank's step.
+        stages: ascending; the first is the first chunk of its rank, with the barrier stage 0.
+        points: maximum number of points of an aligned grid; None for a grid that is fine at both ends.
+    """
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
         self.problem, self.stages, self.window = problem, stages, window
@@ -140,12 +131,11 @@ class _FluidRelaxation:
         counted = [s for s in stages if rank_of(s) == rank_of(stages[0])] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
         end = max(max(self.ends.values()), problem.unit)
-        self.crews, self.groups = _grouped(problem, stages)
+        self.crews = _crews(problem, stages)
+        self.groups = [(s, crew) for crew in self.crews for s in crew.stages]
         self.times = aligned(problem, end, points, self._lags()) if points else fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.rows: list[Integers] = []
-        self.columns: list[Integers] = []
-        self.coefficients: list[Floats] = []
+        self.entries: list[tuple[Integers, Integers, Floats]] = []
         self.limits: list[Floats] = []
         self.row_count = 0
         self.blocks: list[tuple[str, tuple[int, ...], int, int]] = []
@@ -157,24 +147,24 @@ class _FluidRelaxation:
     def add_crews(self) -> None:
         """Add the rows of each crew: monotone, order, rate, memory, its share of the units."""
         problem, n = self.problem, self.problem.micro_batches
-        before, after, zero = np.arange(self.points - 1), np.arange(1, self.points), np.zeros(1, dtype=np.int64)
+        points = np.arange(self.points)
         for crew in self.crews:
             groups = [(g, s) for g, (s, group_crew) in enumerate(self.groups) if group_crew is crew]
             rate = []
             for g, s in groups:
                 for kind in range(problem.kinds):
-                    earlier, later = self._column(g, kind, before), self._column(g, kind, after)
-                    self._add_rows("grow", (s, crew.number, kind), [(before, earlier, 1.0), (before, later, -1.0)], 0.0)
+                    earlier, later = self._column(g, kind, points[:-1]), self._column(g, kind, points[1:])
+                    self._add_rows("grow", (s, crew.number, kind), [(earlier, 1.0), (later, -1.0)], 0.0)
                     time = float(problem.times[kind * problem.shape.stages + s])
-                    rate += [(before, later, time), (before, earlier, -time)]
+                    rate += [(later, time), (earlier, -time)]
                 if problem.split:
                     lag = min(self._time(s, 1), self._time(s, 2))
                     self._add_dependency("order", (s, crew.number, 2), [(g, 2)], [(g, 1, 1.0, lag)], 0.0)
             place = groups[0][1], crew.number
             self._add_rows("rate", place, rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
             if crew.units < n * len(groups):
-                last = [(zero, self._column(g, 0, zero + self.points - 1), 1.0) for g, _ in groups]
-                self._add_rows("share", place, last, float(crew.units))
+                last = [(self._column(g, 0, points[-1:]), 1.0) for g, _ in groups]
+                self._add_rows("share", place, last, crew.units)
             self._add_memory(crew, groups)
 
     def _add_memory(self, crew: _Crew, groups: list[tuple[int, int]]) -> None:
@@ -219,26 +209,21 @@ class _FluidRelaxation:
 
     def add_goal(self) -> None:
         """Limit the goal to the operations of each kind that every chosen stage has done at its last end."""
-        n, zero = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
-        last = zero + self.points - 1
+        goal, last = np.array([0]), np.array([self.points - 1])
         for s in self.stages:
             groups = self._groups_of(s)
-            done = [(zero, self._column(g, 0, last), 1.0) for g in groups]
-            self._add_rows("share", (s, len(groups)), done, float(n))
-        tails = self._tails()
-        for (kind, s), end in tails.items():
+            done = [(self._column(g, 0, last), 1.0) for g in groups]
+            self._add_rows("share", (s, len(groups)), done, self.problem.micro_batches)
+        for (kind, s), end in self._tails().items():
             at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
-            done = [(zero, self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
-            self._add_rows("end", (s, kind), [(zero, zero, 1.0), *done], 0.0)
+            done = [(self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
+            self._add_rows("end", (s, kind), [(goal, 1.0), *done], 0.0)
 
-    def _heads(self) -> dict[tuple[int, int], float]:
-        problem, path = self.problem, 0.0
-        heads: dict[tuple[int, int], float] = {}
-        for s in range(self.stages[0], problem.shape.stages):
-            back = path + self._time(s, 0) + problem.return_path[s]
-            heads |= {(0, s): path, (1, s): back, (2, s): back + self._time(s, 1)}
-            path += self._time(s, 0) + problem.hop_after[s]
-        return heads
+    def _head(self, stage: int, kind: int) -> float:
+        (out, _), hops, first = self.problem.remaining_path, self.problem.remaining_hops, self.stages[0]
+        forward = out[first] - out[stage] + hops[first] - hops[stage]
+        backward = forward + self._time(stage, 0) + self.problem.return_path[stage]
+        return (forward, backward, backward + self._time(stage, 1))[kind]
 
     def _tails(self) -> dict[tuple[int, int], float]:
         problem, hops, end = self.problem, self.problem.hop_after, inf
@@ -260,22 +245,18 @@ class _FluidRelaxation:
         """Return an upper bound on the goal by weak duality, from the solver's multipliers at the deadline."""
         import highspy
 
-        rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
-        coefficients, limits = np.concatenate(self.coefficients), np.concatenate(self.limits)
+        rows, columns, coefficients = map(np.concatenate, zip(*self.entries, strict=True))
+        limits = np.concatenate(self.limits)
         count = 1 + len(self.groups) * self.problem.kinds * self.points
         highest = np.full(count, float(self.problem.micro_batches))
-        heads = self._heads()
         for g, (s, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                idle = np.searchsorted(self.times, heads[kind, s] + TOLERANCE)
+                idle = np.searchsorted(self.times, self._head(s, kind) + TOLERANCE)
                 highest[self._column(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
                 highest[self._column(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[0] = 1.0
         bounds = np.full(self.row_count, -inf), limits
-        time: dict[str, Any] = {}
-        if deadline.seconds_left < inf:
-            time["time_limit"] = max(0.0, deadline.seconds_left)
         for presolve in ("on", "off"):  # presolve sometimes returns useless multipliers
             solver = solver_of(
                 -gain,
@@ -286,7 +267,7 @@ class _FluidRelaxation:
                 solver="ipx",
                 run_crossover="off",
                 ipm_iteration_limit=MOST_ITERATIONS,
-                **time,
+                time_limit=max(0.0, deadline.seconds_left),
             )
             solver.run()
             if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
@@ -328,43 +309,34 @@ class _FluidRelaxation:
         more: float,
     ) -> None:
         points = np.arange(self.points)
-        terms: list[tuple[Integers, Integers, float]] = [
-            (points, self._column(g, kind, points), 1.0) for g, kind in nexts
-        ]
-        for g, kind, share, lag in before:
+        terms = [(self._column(g, kind, points), 1.0) for g, kind in nexts]
+        for g, kind, share, lag in before:  # nothing is done at the first point
             earlier = np.searchsorted(self.times, self.times - lag - TOLERANCE)
-            begun = np.flatnonzero(earlier > 0)
-            terms.append((begun, self._column(g, kind, earlier[begun]), -share))
-        self._add_rows(rule, place, terms, np.full(self.points, float(more)))
+            terms.append((self._column(g, kind, earlier), -share))
+        self._add_rows(rule, place, terms, more)
 
     def _add_rows(
-        self, rule: str, place: tuple[int, ...], terms: list[tuple[Integers, Integers, float]], solve: float | Floats
+        self, rule: str, place: tuple[int, ...], terms: list[tuple[Integers, float]], limits: float | Floats
     ) -> None:
-        count = 1 + max(int(rows.max()) for rows, _, _ in terms if len(rows))
-        for rows, columns, coefficient in terms:
-            self.rows.append(self.row_count + rows)
-            self.columns.append(columns)
-            self.coefficients.append(np.full(len(rows), coefficient))
-        self.limits.append(np.broadcast_to(np.asarray(solve, dtype=np.float64), (count,)))
+        count = len(terms[0][0])
+        rows = self.row_count + np.arange(count)
+        self.entries += [(rows, columns, np.full(count, coefficient)) for columns, coefficient in terms]
+        self.limits.append(np.full(count, limits, dtype=np.float64))
         self.blocks.append((rule, place, self.row_count, count))
         self.row_count += count
 
 
-def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list[tuple[int, _Crew]]]:
-    rank_of, crews_of_all, groups = problem.shape.rank_of, list[_Crew](), list[tuple[int, _Crew]]()
+def _crews(problem: Problem, stages: Sequence[int]) -> list[_Crew]:
+    rank_of, crews = problem.shape.rank_of, list[_Crew]()
     for rank in dict.fromkeys(map(rank_of, stages)):
         chunks = [s for s in stages if rank_of(s) == rank]
-        crews = _crews(problem, rank, len(chunks))
-        crews_of_all += crews
-        groups += [(s, crew) for s in chunks for crew in crews]
-    return crews_of_all, groups
-
-
-def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
-    hosts, units = problem.hosts[rank], problem.micro_batches * chunks
-    if len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
-        return [_Crew(hosts, units)]
-    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)), 1)]
+        hosts, units = problem.hosts[rank], problem.micro_batches * len(chunks)
+        if len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
+            crews.append(_Crew(chunks, hosts, units))
+        else:
+            fewer = units - ceil(units / len(hosts))
+            crews += [_Crew(chunks, hosts[:1], units), _Crew(chunks, hosts[1:], fewer, 1)]
+    return crews
 
 
 def fine_at_ends(problem: Problem, end: float) -> Floats:

@@ -15,6 +15,7 @@ import numpy as np
 
 from recycle.solve.layout.units import Units
 from recycle.solve.problem import TOLERANCE
+from recycle.solve.problem_arrays import Floats
 
 Cut = tuple[int, ...]
 """Units of each worker of a chain, first to last."""
@@ -60,22 +61,17 @@ def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if ends(middle)[-1] == count else (middle, high)
-    even = _even(units, workers)
-    if even is None or even[1] > high * (1 + TOLERANCE):
+    at = [count * w // workers for w in range(workers + 1)]
+    if _largest(units.static, at) > units.most_static or _largest(units.seconds, at) > high * (1 + TOLERANCE):
         at = ends(high)
         while len(at) <= workers:  # split the largest part
             longest = max(pairwise(at), key=lambda part: part[1] - part[0])
             at = sorted([*at, sum(longest) // 2])
-        cut = tuple(b - a for a, b in pairwise(at))
-        even = cut, max(float(seconds[b] - seconds[a]) for a, b in pairwise(at))
-    return even
+    return tuple(b - a for a, b in pairwise(at)), _largest(units.seconds, at)
 
 
-def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
-    at = [len(units) * w // workers for w in range(workers + 1)]
-    if max(float(units.static[a:b].sum()) for a, b in pairwise(at)) > units.most_static:
-        return None
-    return tuple(b - a for a, b in pairwise(at)), max(float(units.seconds[a:b].sum()) for a, b in pairwise(at))
+def _largest(prices: Floats, at: Sequence[int]) -> float:
+    return max(float(prices[a:b].sum()) for a, b in pairwise(at))
 
 
 def share_micro_batches(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:

@@ -24,7 +24,7 @@ from recycle.solve.layout.hosts import plan_copies
 from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule
 from recycle.solve.layout.units import Parts, Units
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem import Order
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class ListedHosting:
 
     hosting: Hosting
     routes: Routes
-    programs: Sequence[Operations]
+    programs: Order
     period: float
     copied: int
 
@@ -136,7 +136,7 @@ class LayoutPlanner:
 
     def plan_copies(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
         """Return the copies that give each worker the units in `wanted`, with their sources."""
-        return plan_copies(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
+        return plan_copies(self.units, self.job.shape, self.live, wanted, self.job.prices)
 
     def list_hostings(self, below: float, deadline: Deadline) -> list[ListedHosting]:
         """Return the hostings with list schedules below a period, shortest period first."""

@@ -7,7 +7,7 @@ helpers    ranges of any workers with the fewest copies; workers outside whole p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,9 +50,7 @@ class Hosting:
 
     def copied(self, units: Units) -> int:
         """Return the number of units that workers host and did not host before."""
-        return sum(
-            _new(parts, units.present_parts(worker)) for worker, parts in zip(self.workers, self.parts, strict=True)
-        )
+        return _copied(units, self.workers, self.parts)
 
 
 def hostings(
@@ -74,10 +72,10 @@ def _hosts_kept(units: Units, live: Sequence[Worker]) -> Operations:
 
 
 def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
-    changes, ranges = np.zeros(len(units) + 1, dtype=np.int64), [part for parts in hosted for part in parts]
-    np.add.at(changes, [begin for begin, _ in ranges], 1)
-    np.subtract.at(changes, [end for _, end in ranges], 1)
-    return np.cumsum(changes[:-1])
+    hosts = np.zeros(len(units), dtype=np.int64)
+    for begin, end in (part for parts in hosted for part in parts):
+        hosts[begin:end] += 1
+    return hosts
 
 
 def _all_hostings(
@@ -110,22 +108,17 @@ def hosting_from_layout(units: Units, shape: Shape, held: Mapping[Worker, Parts]
 
     Every worker runs a micro-batch of each of its units if there are enough, so that it keeps hosting them.
     """
-    workers, hosted = list(held), list(held.values())
-    speeds = [profile.speed_of(worker) for worker in workers]
-    for least in (1, 0):
-        result = balanced(units, hosted, speeds, shape.global_micro_batches, least=least)
-        if result is not None:
-            groups = tuple(worker.pipeline for worker in workers)
-            return _used(Hosting(tuple(workers), tuple(hosted), groups, result[1], result[0]))
-    return None
+    workers, hosted, count = list(held), list(held.values()), shape.global_micro_batches
+    tries = (_balanced_hosting(units, workers, hosted, profile, count, least) for least in (1, 0))
+    return next(filter(None, tries), None)
 
 
-def _hosts_wanted(units: Units, shape: Shape, live: Sequence[Worker]) -> list[list[int]]:
+def _hosts_wanted(units: Units, shape: Shape, live: Sequence[Worker]) -> list[tuple[int, ...]]:
     kept, count = np.maximum(_hosts_kept(units, live), 1), len(units)
-    tries = [kept.tolist(), [1] * count]
+    tries = [tuple(kept.tolist()), (1,) * count]
     if shape.pipelines > 1 and len(live) * units.most_static >= 2 * float(units.static.sum()):
-        tries.insert(0, [2] * count)
-    return [hosts for place, hosts in enumerate(tries) if hosts not in tries[:place]]
+        tries.insert(0, (2,) * count)
+    return list(dict.fromkeys(tries))
 
 
 def _of_interest(units: Units, shape: Shape, live: int, micro_batches: int, below: float) -> list[Chains]:
@@ -165,27 +158,29 @@ def _of_ranges(
         chosen = assign(units, alike, parts_of_speed)
         workers += _apart(units, chosen, parts_of_speed, alike, nodes)
         hosted += parts_of_speed
-    result = balanced(units, hosted, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
+    return _balanced_hosting(units, workers, hosted, profile, micro_batches, least=1)
+
+
+def _balanced_hosting(
+    units: Units,
+    workers: Sequence[Worker],
+    hosted: Sequence[Parts],
+    profile: Profile,
+    micro_batches: int,
+    least: int,
+) -> Hosting | None:
+    speeds = [profile.speed_of(worker) for worker in workers]
+    result = balanced(units, hosted, speeds, micro_batches, least=least)
     if result is None:
         return None
     seconds, quotas = result
-    groups = tuple(worker.pipeline for worker in workers)
-    return _used(Hosting(tuple(workers), tuple(hosted), groups, quotas, seconds))
-
-
-def _used(hosting: Hosting) -> Hosting:
-    keep = [i for i in range(len(hosting.workers)) if hosting.quotas[i].any()]
-    hosted = []
+    keep = np.flatnonzero(quotas.any(axis=1)).tolist()
+    used = []
     for i in keep:
-        runs = (begin + np.flatnonzero(hosting.quotas[i, begin:end]) for begin, end in hosting.parts[i])
-        hosted.append(tuple((int(at[0]), int(at[-1]) + 1) for at in runs if len(at)))
-    return replace(
-        hosting,
-        workers=tuple(hosting.workers[i] for i in keep),
-        groups=tuple(hosting.groups[i] for i in keep),
-        parts=tuple(hosted),
-        quotas=hosting.quotas[keep],
-    )
+        runs = (begin + np.flatnonzero(quotas[i, begin:end]) for begin, end in hosted[i])
+        used.append(tuple((int(at[0]), int(at[-1]) + 1) for at in runs if len(at)))
+    kept = tuple(workers[i] for i in keep)
+    return Hosting(kept, tuple(used), tuple(worker.pipeline for worker in kept), quotas[keep], seconds)
 
 
 def _apart(
@@ -201,12 +196,10 @@ def _apart(
     def on_one_node(order: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
         for worker, parts in zip(order, hosted, strict=False):
-            for u in (u for part in parts for u in range(*part)):
-                on[u].add(nodes[worker])
+            for begin, end in parts:
+                for each in on[begin:end]:
+                    each.add(nodes[worker])
         return [u for u, each in enumerate(on) if len(each) < 2]
-
-    def new(order: Sequence[Worker]) -> int:
-        return sum(_new(parts, units.present_parts(worker)) for worker, parts in zip(order, hosted, strict=False))
 
     order_of_all = [*workers, *sorted(set(live).difference(workers))]  # workers without units at the end
     while bad := on_one_node(order_of_all):
@@ -216,7 +209,7 @@ def _apart(
                 if nodes[order_of_all[j]] != nodes[order_of_all[i]]:
                     other = list(order_of_all)
                     other[i], other[j] = other[j], other[i]
-                    tries.append((len(on_one_node(other)), new(other), other))
+                    tries.append((len(on_one_node(other)), _copied(units, other, hosted), other))
         best = min(tries, key=lambda attempt: attempt[:2], default=None)
         if best is None or best[0] >= len(bad):
             break
@@ -224,5 +217,6 @@ def _apart(
     return order_of_all[: len(workers)]
 
 
-def _new(parts: Parts, had: Parts) -> int:
-    return count_units(parts) - count_shared(parts, had)
+def _copied(units: Units, workers: Sequence[Worker], hosted: Sequence[Parts]) -> int:
+    pairs = zip(hosted, map(units.present_parts, workers), strict=False)  # further workers host nothing
+    return sum(count_units(parts) - count_shared(parts, had) for parts, had in pairs)

@@ -57,9 +57,9 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
         (want, has): program.variable(count_units(want) - count_shared(want, has)) for want in kinds for has in holders
     }
     for want, count in kinds.items():
-        program.row([(takes[want, has], 1.0) for has in holders], float(count), float(count))
+        program.row([(takes[want, has], 1.0) for has in holders], count, count)
     for has, count in holders.items():
-        program.row([(takes[want, has], 1.0) for want in kinds], 0.0, float(count))
+        program.row([(takes[want, has], 1.0) for want in kinds], 0.0, count)
     solution = program.solve() if takes else []  # the corners of such programs are integers
     assert solution is not None
     waiting: dict[Parts, list[int]] = {}
@@ -74,8 +74,8 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
 
 def plan_copies(
     units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Parts], profile: Profile
-) -> tuple[tuple[Move, ...], float]:
-    """Return (copies of each worker, seconds until all are done), with each source sending in sequence.
+) -> tuple[Move, ...]:
+    """Return the copies of each worker, with each source sending in sequence.
 
     Each run of missing units comes from the live holder that can send it first, in the order of `wanted`.
     """
@@ -106,4 +106,4 @@ def plan_copies(
                 until[source] = done
                 moves.append(Move(str(worker), str(worker), str(source), amount, (begin, upto), seconds))
                 begin = upto
-    return tuple(moves), float(max(until.values(), default=0.0))
+    return tuple(moves)

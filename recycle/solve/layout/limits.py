@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, combinations
 from math import ceil, inf, log
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +25,7 @@ from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.solve.constants import CLOSE
 from recycle.solve.effort import Deadline
 from recycle.solve.layout.elastic import LayoutPlanner
+from recycle.solve.layout.ranges import fitting
 from recycle.solve.layout.units import Units, count_units
 
 LIMIT_SECONDS = 1.0, 5.0
@@ -30,6 +33,7 @@ LIMIT_SECONDS = 1.0, 5.0
 BYTES_STEP = 1.02
 """Factor between the limits in bytes that are tried."""
 
+Value = TypeVar("Value")
 Limit = int | list[int] | str | None
 """Value of `[memory] limit`."""
 
@@ -86,18 +90,18 @@ class _Search:
 
     def _raised_state(self, limit: Limit) -> tuple[RaisedLimit, Plan] | None:
         values = _state_limits(Units.from_job(self.job), self.job.memory.state_limit)
-        smallest = _smallest(len(values), lambda place: self._layout(values[place], limit))
+        smallest = _smallest(values, lambda value: self._layout(value, limit))
         if smallest is None:
             return None
-        return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[smallest[0]]), smallest[1]
+        return RaisedLimit("memory.state_limit", self.job.memory.state_limit, smallest[0]), smallest[1]
 
     def _raised_limit(self, state_limit: float, faster: Plan) -> tuple[RaisedLimit, Plan]:
         now = self.job.memory.limit
         assert now is not None
         values = _limits_up_to(self.job, now, faster)
-        smallest = _smallest(len(values), lambda place: self._layout(state_limit, values[place]), faster)
+        smallest = _smallest(values, lambda value: self._layout(state_limit, value), faster)
         assert smallest is not None
-        return RaisedLimit("memory.limit", now, values[smallest[0]]), smallest[1]
+        return RaisedLimit("memory.limit", now, smallest[0]), smallest[1]
 
     def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
         if self.deadline.is_over:
@@ -114,12 +118,7 @@ class _Search:
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
         units = Units.from_job(self.job)
-        allowed = max(
-            end - begin
-            for begin in range(len(units))
-            for end in range(begin + 1, len(units) + 1)
-            if units.static_of(((begin, end),)) <= units.most_static or end == begin + 1
-        )
+        allowed = max(1, *(fitting(units.static[begin:], units.most_static) for begin in range(len(units))))
         schedule = faster.schedule
         needed = max(count_units(tuple(schedule.unit_runs(worker))) for worker in schedule.live)
         return (allowed, needed) if needed > allowed else None
@@ -136,17 +135,15 @@ def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> floa
 
 def _state_limits(units: Units, now: float) -> list[float]:
     heaviest = max(units.static_of(parts) for parts in units.fault_free)
-    upto = [0.0]
-    for static in units.static.tolist():
-        upto.append(upto[-1] + static)
-    ranges = {later - before for place, before in enumerate(upto) for later in upto[place + 1 :]}
+    upto = [0.0, *accumulate(units.static.tolist())]
+    ranges = {later - before for before, later in combinations(upto, 2)}
     if units.chunks > 1:  # a worker may hold a range in addition to its present units
         ranges |= {units.static_of(parts) + more for parts in set(units.fault_free) for more in ranges}
     hundredths = {ceil(static / heaviest * 100 - 1e-6) for static in ranges if static <= upto[-1] * (1 + 1e-9)}
     return [value / 100 for value in sorted(hundredths) if value / 100 > now]
 
 
-def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> list[int] | list[list[int]] | list[str]:
+def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> Sequence[int | list[int] | str]:
     schedule, profile = faster.schedule, profile_of_layout(job, job.prices, faster.schedule.shape)
     peaks, _ = held_activations(schedule, profile, in_bytes=isinstance(now, str))
     if isinstance(now, str):
@@ -158,25 +155,24 @@ def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> l
     entries = now if isinstance(now, list) else [now]
     over = [peak for w, peak in enumerate(peaks) if peak > entries[w % len(entries)]]
     raised = range(min(entries) + 1, max(ceil(max(over, default=0.0) - 1e-6), min(entries) + 1) + 1)
-    return [[max(entry, value) for entry in now] for value in raised] if isinstance(now, list) else list(raised)
+    return [[max(entry, value) for entry in now] for value in raised] if isinstance(now, list) else raised
 
 
 def _smallest(
-    count: int, layout_with: Callable[[int], Plan | None], largest: Plan | None = None
-) -> tuple[int, Plan] | None:
-    below, at, plan = -1, count - 1, largest
+    values: Sequence[Value], layout_with: Callable[[Value], Plan | None], largest: Plan | None = None
+) -> tuple[Value, Plan] | None:
+    below, at, plan, count = -1, len(values) - 1, largest, len(values)
     if plan is None:
         at = 0
-        while at < count and (plan := layout_with(at)) is None:
+        while at < count and (plan := layout_with(values[at])) is None:
             below, at = at, count if at == count - 1 else min(count - 1, 2 * at + 1)
     if plan is None:
         return None
     with contextlib.suppress(_OutOfTime):
         while at - below > 1:
             middle = (below + at) // 2
-            tried = layout_with(middle)
-            if tried is None:
+            if (tried := layout_with(values[middle])) is None:
                 below = middle
             else:
                 at, plan = middle, tried
-    return at, plan
+    return values[at], plan

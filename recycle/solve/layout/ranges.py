@@ -35,10 +35,10 @@ def balanced(
     program = _Program(len(units), [window for window, _ in kinds], micro_batches)
     busiest = program.variable(1.0)
     for row, (window, speed) in enumerate(kinds):
-        terms = [(program.share(row, u), float(units.seconds[u]) * speed) for u in _units_in(window)]
-        program.row([*terms, (busiest, -float(len(members[row])))], -np.inf, 0.0)
+        terms = [(program.share(row, u), units.seconds[u] * speed) for u in _units_in(window)]
+        program.row([*terms, (busiest, -len(members[row]))], -np.inf, 0.0)
         for share, _ in terms if least else ():
-            program.row([(share, 1.0)], float(least * len(members[row])), np.inf)
+            program.row([(share, 1.0)], least * len(members[row]), np.inf)
     program.hand_overs(HAND_OVER * float(units.seconds.sum()) / len(units))
     solution = program.solve()
     if solution is None:
@@ -113,8 +113,9 @@ def _cheapest(
     units: Units, had: Sequence[Parts], speeds: Sequence[float], micro_batches: int, load: float, hosts: Sequence[int]
 ) -> list[tuple[Parts, float]] | None:
     before, of_speed = Counter(zip(had, speeds, strict=True)), Counter(speeds)
-    wide = {((a, _widest(units, a)),) for a in range(len(units))}
-    wide |= {((_widest_back(units, b), b),) for b in range(1, len(units) + 1)}
+    static, most = units.static, units.most_static
+    wide = {((a, a + max(1, fitting(static[a:], most))),) for a in range(len(units))}
+    wide |= {((b - max(1, fitting(static[:b][::-1], most)), b),) for b in range(1, len(units) + 1)}
     windows = sorted(
         {*filter(None, had), *wide, *(more for parts in set(had) if len(parts) > 1 for more in _widened(units, parts))}
     )
@@ -123,14 +124,14 @@ def _cheapest(
     stay = [program.variable(0.0, before[kind], whole=True) for kind in kinds]
     come = [program.variable(_copied(window, had), of_speed[speed], whole=True) for window, speed in kinds]
     for row, (window, speed) in enumerate(kinds):
-        terms = [(program.share(row, u), float(units.seconds[u]) * speed) for u in _units_in(window)]
+        terms = [(program.share(row, u), units.seconds[u] * speed) for u in _units_in(window)]
         program.row([*terms, (stay[row], -load), (come[row], -load)], -np.inf, 0.0)
     for speed, count in of_speed.items():
         rows = [row for row, kind in enumerate(kinds) if kind[1] == speed]
-        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], 0.0, float(count))
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], 0.0, count)
     for u in range(len(units)):
         rows = [row for row, (window, _) in enumerate(kinds) if count_shared(window, ((u, u + 1),))]
-        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], float(hosts[u]), np.inf)
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], hosts[u], np.inf)
     program.hand_overs(1e-3 / micro_batches)
     solution = program.solve(MOST_NODES)
     if solution is None:
@@ -139,23 +140,16 @@ def _cheapest(
     return [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
 
 
-def _widest(units: Units, begin: int) -> int:
-    upto = np.cumsum(units.static[begin:])
-    return begin + max(1, int(np.searchsorted(upto, units.most_static, "right")))
-
-
-def _widest_back(units: Units, end: int) -> int:
-    upto = np.cumsum(units.static[:end][::-1])
-    return end - max(1, int(np.searchsorted(upto, units.most_static, "right")))
+def fitting(static: Floats, room: float) -> int:
+    """Return the number of first units that fit into `room`."""
+    return int(np.searchsorted(np.cumsum(static), room, "right"))
 
 
 def _widened(units: Units, parts: Parts) -> Iterator[Parts]:
     room = units.most_static - units.static_of(parts)
     for begin, end in parts:
-        after = int(np.searchsorted(np.cumsum(units.static[end:]), room, "right"))
-        before = int(np.searchsorted(np.cumsum(units.static[:begin][::-1]), room, "right"))
-        yield joined([*parts, (end, end + after)])
-        yield joined([*parts, (begin - before, begin)])
+        yield joined([*parts, (end, end + fitting(units.static[end:], room))])
+        yield joined([*parts, (begin - fitting(units.static[:begin][::-1], room), begin)])
 
 
 def _copied(window: Parts, had: Sequence[Parts]) -> float:
@@ -166,10 +160,10 @@ class _Program(LinearProgram):
     def __init__(self, units: int, windows: Sequence[Parts], micro_batches: int) -> None:
         super().__init__()
         self.windows = windows
-        self._shares = [{u: self.variable(0.0, float(micro_batches)) for u in _units_in(window)} for window in windows]
+        self._shares = [{u: self.variable(0.0, micro_batches) for u in _units_in(window)} for window in windows]
         for u in range(units):
             terms = [(share[u], 1.0) for share in self._shares if u in share]
-            self.row(terms, float(micro_batches), float(micro_batches))
+            self.row(terms, micro_batches, micro_batches)
 
     def share(self, row: int, unit: int) -> int:
         """Return the variable of the micro-batches of a unit that a window's workers run together."""

@@ -19,8 +19,9 @@ from recycle.job.shape import Shape
 from recycle.solve.effort import Deadline, Pace
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, count_shared
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
-from recycle.solve.search.event_loop import Rule, group_by_worker, initial_queues, list_schedule, priority_rule
+from recycle.solve.problem import Order, programs_of
+from recycle.solve.problem_arrays import Floats, ProblemArrays
+from recycle.solve.search.event_loop import Assigned, Rule, list_schedule, priority_rule
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 """Operations in all orders from which compiled loops pay; seconds that must remain to compile them."""
@@ -30,7 +31,7 @@ WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 class RouteOrder:
     """Operations of each worker, `kind * legs + leg` with F, I (or B), W as 0 to 2; upper estimate of the period."""
 
-    programs: list[Operations]
+    programs: Order
     period: float
 
 
@@ -166,8 +167,9 @@ def _policies(legs: _Legs) -> Iterator[Rule]:
 def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
     arrays, host, workers = legs.arrays, legs.routes.host, len(legs.routes.workers)
     n, operations = len(host), (3 if arrays.split else 2) * len(host)
-    queues = initial_queues(host, host, 1, rule.priority, 3 * n, workers=workers, size=legs.size, hop=legs.hop)
-    done, *_, after = run(list_schedule, operations, arrays, rule, queues)
+    begun, start = np.zeros(3 * n, dtype=np.int64), np.zeros(3 * n)
+    assigned = Assigned(host, chunks=1, size=legs.size, hop=legs.hop, lanes=0, begun=begun, start=start)
+    done, *_, after = run(list_schedule, operations, arrays, rule, assigned)
     if done < operations:
         return None
     begun, start = np.array(after.begun[:done], dtype=np.int64), np.array(after.start)
@@ -175,8 +177,7 @@ def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
     np.maximum.at(end, host[begun % n], start[begun] + arrays.times[begun])
     ready = _ready(legs.routes, units, end)
     period = float((ready - _latest_first_starts(legs, begun.tolist(), end)).max() if arrays.staggered else ready.max())
-    line, ends = group_by_worker(begun, host, workers)
-    return RouteOrder(np.split(line, ends[:-1]), period)
+    return RouteOrder(programs_of(begun, host[begun % n], workers), period)
 
 
 def _latest_first_starts(legs: _Legs, begun: list[int], end: Floats) -> Floats:

@@ -18,6 +18,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.units import Parts
+from recycle.solve.problem import Order
 from recycle.solve.problem_arrays import FORWARD, Operations
 
 
@@ -42,10 +43,6 @@ class Routes:
 
     def __len__(self) -> int:
         return len(self.host)
-
-    @property
-    def micro_batches(self) -> int:
-        return int(self.micro_batch[-1]) + 1
 
     @property
     def after(self) -> Operations:
@@ -132,7 +129,7 @@ def _evenly_mixed(counts: dict[int, int]) -> list[int]:
 def joint_schedule(
     shape: Shape,
     routes: Routes,
-    programs: Sequence[Operations],
+    programs: Order,
     names: Sequence[MicroBatch],
     failed: Sequence[Worker],
     optimizer: Optimizer,
@@ -153,8 +150,8 @@ def joint_schedule(
     ends = np.concatenate([[0], np.cumsum(cut)])
     first, last = np.searchsorted(ends, routes.begin), np.searchsorted(ends, routes.end)
     codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight)])
-    pipeline, index = (np.array([name[i] for name in names]) for i in (0, 1))
-    rows_by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
+    pipeline, index = np.array(names, dtype=np.int64).T
+    rows_by_worker = [np.zeros((4, 0), dtype=np.int64)] * shape.worker_count  # kind, stage, pipeline, index
     placement: dict[Worker | str, Sequence[int]] = {}
     for worker, program, parts in zip(routes.workers, programs, routes.parts, strict=True):
         ranges = [range(*np.searchsorted(ends, part).tolist()) for part in parts]
@@ -167,26 +164,17 @@ def joint_schedule(
         stage = np.repeat(np.where(kind == FORWARD, first[leg], last[leg] - 1), sizes) + upwards * offset
         micro_batch = np.repeat(routes.micro_batch[leg], sizes)
         shared = {0, shape.stages - 1} if tied else set()
-        updates = np.array(_updates(stages, shared, together=optimizer == "barrier"), dtype=np.int64).reshape(-1, 2)
-        none = np.full(len(updates), -1)
-        rows_by_worker[shape.worker_index(worker)] = {
-            "kind": np.append(np.repeat(codes[kind], sizes), updates[:, 0]),
-            "stage": np.append(stage, updates[:, 1]),
-            "pipeline": np.append(pipeline[micro_batch], none),
-            "index": np.append(index[micro_batch], none),
-        }
-    offsets = np.cumsum([0, *(len(rows["kind"]) for rows in rows_by_worker)])
-    columns = {name: np.concatenate([rows[name] for rows in rows_by_worker]) for name in _COLUMNS}
-    return Schedule.from_columns(
-        shape, Columns.from_arrays(offsets, **columns), placement=placement, failed=failed, optimizer=optimizer
-    )
+        computed = np.array([np.repeat(codes[kind], sizes), stage, pipeline[micro_batch], index[micro_batch]])
+        updates = np.array(_updates(stages, shared, together=optimizer == "barrier")).T
+        rows_by_worker[shape.worker_index(worker)] = np.concatenate([computed, updates], axis=1)
+    offsets = np.cumsum([0, *(rows.shape[1] for rows in rows_by_worker)])
+    kind, stage, pipeline, index = np.concatenate(rows_by_worker, axis=1)
+    columns = Columns.from_arrays(offsets, kind=kind, stage=stage, pipeline=pipeline, index=index)
+    return Schedule.from_columns(shape, columns, placement=placement, failed=failed, optimizer=optimizer)
 
 
-def _updates(stages: Sequence[int], shared: Collection[int], *, together: bool) -> list[tuple[int, int]]:
+def _updates(stages: Sequence[int], shared: Collection[int], *, together: bool) -> list[tuple[int, int, int, int]]:
     groups = [[stage for stage in stages if stage not in shared], [stage for stage in stages if stage in shared]]
     groups = [[*groups[0], *groups[1]]] if together else [*([stage] for stage in groups[0]), groups[1]]
-    return [(kind, stage) for group in groups for kind in (ReduceGradients.kind, OptimizerStep.kind) for stage in group]
-
-
-_COLUMNS = ("kind", "stage", "pipeline", "index")
-_NONE = np.zeros(0, dtype=np.int64)
+    kinds = ReduceGradients.kind, OptimizerStep.kind
+    return [(kind, stage, -1, -1) for group in groups for kind in kinds for stage in group]

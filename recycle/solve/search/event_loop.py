@@ -12,14 +12,13 @@ test of a forward reserves one slot for each deeper chunk of the worker; otherwi
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.errors import PlanError
-from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.problem import Order, Problem
+from recycle.ir.compiled import run
+from recycle.solve.problem import Order, Problem, programs_of
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays, lane_between
 
 SAME_INSTANT = 1e-12
@@ -32,26 +31,26 @@ class Rule(NamedTuple):
 
     Attributes:
         priority: [operations], lowest first. Orders each queue by policy; decides alone by priority.
-        by_priority: 1 for the rule by priority, 0 for the rule by policy.
         hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
+        starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
+        release: [micro-batches], earliest entry, in seconds.
+        by_priority: 1 for the rule by priority, 0 for the rule by policy.
         patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation; by priority only.
         idleness: share of the longest idle time of any worker up to which a worker waits for an F or I rather than run
             a W that would delay it; by policy only.
-        starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
-        release: [micro-batches], earliest entry, in seconds.
     """
 
     priority: Floats
-    by_priority: int
     hold: Floats
     weights: Operations
     forward_first: Operations
     weight_first: Operations
-    patience: float
-    weight_patience: float
-    idleness: float
     starts: Operations
     release: Floats
+    by_priority: int = 1
+    patience: float = 0.0
+    weight_patience: float = 0.0
+    idleness: float = 0.0
 
 
 def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
@@ -59,73 +58,33 @@ def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
     no = np.zeros(stages, dtype=np.int64)
     return Rule(
         priority=priority,
-        by_priority=1,
         hold=np.full(stages, np.inf),
         weights=np.full(stages, UNLIMITED),
         forward_first=no,
         weight_first=no,
-        patience=0.0,
-        weight_patience=0.0,
-        idleness=0.0,
         starts=starts,
         release=np.zeros(len(starts)),
     )
 
 
-class Queues(NamedTuple):
-    """State of the loop: runnable, held and running operations of every worker.
-
-    Each stage of each worker has a queue of F and a queue of backward passes, Q of each kind.
+class Assigned(NamedTuple):
+    """Where the operations run, and the order that the loop makes.
 
     Attributes:
         host: [stages * micro-batches], worker of each (stage, micro-batch).
+        chunks: chunks per worker.
         size: [stages * micro-batches], share of the memory cap that each (stage, micro-batch) takes.
         hop: [operations], seconds to transfer each result; empty if the transfer depends on the workers alone.
-        begins: [Q + 1], offset of each queue's (stage, micro-batch).
-        line: [2 * stages * micro-batches], the F of all queues, then the backward passes, each queue by priority.
-        place: inverse of `line`.
-        ready: [2 * stages * micro-batches], 1 at the place of each operation that has arrived and not begun.
-        head, tail: [2 * Q], bounds on the ready places of each queue.
-        waiting: [stages * micro-batches], W that each worker may run, starting at the offset of its first queue.
-        waiting_head, waiting_tail: [workers], number of these W that have begun, and their number.
-        held: [workers], activations in memory.
-        outward: [workers], activations of micro-batches that have not passed the last stage; with several chunks only.
-        in_flight: [workers], activations between F and backward.
-        running: [workers], the running operation, or -1.
-        arrives: [workers], arrival time of the running operation's result at another worker.
-        lane_free: [lanes], end of the last transfer of each lane, the running operation's included.
-        expected, urgency: [2 * workers], arrival time and priority of the most urgent announced F, and backward.
-        ended: [workers], end of each worker's latest operation; negative before its first one.
-        idle: [workers], time that each worker has waited since its first operation.
-        woken, is_woken: [workers], workers to ask at this instant, and 1 for each of them.
+        lanes: range of lane numbers; 0 if transfers never queue.
         begun: [operations], operations in the order of their starts; the result.
-        start: [operations], start times.
+        start: [operations], start times; the result.
     """
 
     host: Operations
+    chunks: int
     size: Floats
     hop: Floats
-    begins: Operations
-    line: Operations
-    place: Operations
-    ready: Operations
-    head: Operations
-    tail: Operations
-    waiting: Operations
-    waiting_head: Operations
-    waiting_tail: Operations
-    held: Floats
-    outward: Operations
-    in_flight: Floats
-    running: Operations
-    arrives: Floats
-    lane_free: Floats
-    expected: Floats
-    urgency: Floats
-    ended: Floats
-    idle: Floats
-    woken: Operations
-    is_woken: Operations
+    lanes: int
     begun: Operations
     start: Floats
 
@@ -140,99 +99,50 @@ def run_event_loop(problem: Problem, arrays: ProblemArrays, host: Operations, ru
     Raises:
         PlanError: no further activation fits, which is impossible if a chunk's stages follow all of the one before.
     """
-    queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
-    queues = initial_queues(
-        host, queue, problem.shape.chunks, rule.priority, problem.size, workers=len(arrays.cap), lanes=problem.lanes
+    assigned = Assigned(
+        host=host,
+        chunks=problem.shape.chunks,
+        size=np.ones(len(host)),
+        hop=np.zeros(0),
+        lanes=problem.lanes,
+        begun=np.zeros(problem.size, dtype=np.int64),
+        start=np.zeros(problem.size),
     )
-    done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
+    done, *_, after = run(list_schedule, problem.size, arrays, rule, assigned)
     if done < problem.size:
         raise PlanError("[memory] limit: too little memory for any order of the list scheduler; raise the limit")
-    line, ends = group_by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
-    operations = line.tolist()
-    return [operations[first:end] for first, end in pairwise([0, *ends.tolist()])]
+    begun = np.array(after.begun, dtype=np.int64)
+    return programs_of(begun, host[begun % len(host)], len(arrays.cap))
 
 
-def group_by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
-    """Return the operations grouped by worker, in the order of their starts, and the end offset of each group."""
-    worker = host[begun % len(host)]
-    return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
-
-
-def initial_queues(
-    host: Operations,
-    queue: Operations,
-    chunks: int,
-    priority: Floats,
-    operations: int,
-    *,
-    workers: int,
-    size: Floats | None = None,
-    hop: Floats | None = None,
-    lanes: int = 0,
-) -> Queues:
-    """Return the state before the first event; `queue` is worker * `chunks` + chunk of each (stage, micro-batch)."""
-    plane, count = len(host), workers * chunks
-    begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
-    line = np.lexsort((priority[: 2 * plane], np.concatenate([queue, queue + count])))
-    place = np.empty(2 * plane, dtype=np.int64)
-    place[line] = np.arange(2 * plane)
-
-    def zeros(length: int) -> Operations:
-        return np.zeros(length, dtype=np.int64)
-
-    return Queues(
-        host=host,
-        size=np.ones(plane) if size is None else size,
-        hop=np.zeros(0) if hop is None else hop,
-        begins=begins,
-        line=line,
-        place=place,
-        ready=zeros(2 * plane),
-        head=np.concatenate([begins[:-1], plane + begins[:-1]]),
-        tail=zeros(2 * count) - 1,
-        waiting=zeros(plane),
-        waiting_head=zeros(workers),
-        waiting_tail=zeros(workers),
-        held=np.zeros(workers),
-        outward=zeros(workers),
-        in_flight=np.zeros(workers),
-        running=zeros(workers) - 1,
-        arrives=np.zeros(workers),
-        lane_free=np.zeros(lanes),
-        expected=np.full(2 * workers, -1.0),
-        urgency=np.zeros(2 * workers),
-        ended=np.full(workers, -1.0),
-        idle=np.zeros(workers),
-        woken=zeros(workers),
-        is_woken=zeros(workers),
-        begun=zeros(operations),
-        start=np.zeros(operations),
-    )
-
-
-def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
+def list_schedule(problem: ProblemArrays, rule: Rule, assigned: Assigned) -> int:
     """Kernel: run until no event is left, and return the number of operations that have begun.
 
-    An event is (time, code): operation `code` arrives, or worker -code - 1 becomes idle.
+    An event is (time, code): operation `code` arrives, or worker -code - 1 becomes idle. Each chunk of each worker has
+    a queue of F, and one of backward passes, that have arrived and not begun: heaps of (priority, operation).
     """
     # local names avoid counting references at each field access in the loop
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link
-    hops, size, hop_of = problem.hops, queues.size, queues.hop
+    hops, size, hop_of, host, chunks = problem.hops, assigned.size, assigned.hop, assigned.host, assigned.chunks
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
     priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
-    forward_first, weight_first = rule.forward_first, rule.weight_first
-    host, begins, line, place = queues.host, queues.begins, queues.line, queues.place
-    ready, head, tail = queues.ready, queues.head, queues.tail
-    waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
-    held, outward, in_flight = queues.held, queues.outward, queues.in_flight
-    running, begun, start = queues.running, queues.begun, queues.start
-    expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
-    arrives, lane_free, ended, idle = queues.arrives, queues.lane_free, queues.ended, queues.idle
-    plane = problem.stages * n
-    count_of_queues = len(begins) - 1
-    workers = len(held)
-    chunks = count_of_queues // workers
-    freed_by_backward = 1.0 - stash if split else 1.0
+    forward_first, weight_first, begun, start = rule.forward_first, rule.weight_first, assigned.begun, assigned.start
+    plane, workers, freed_by_backward = problem.stages * n, len(cap), 1.0 - stash if split else 1.0
+    # empty lists whose comprehensions tell numba the types
+    ready = [[(0.0, 0) for _ in range(0)] for _ in range(2 * workers * chunks)]
+    waiting = [[0 for _ in range(0)] for _ in range(workers)]  # W that may run
+    begun_weights = [0] * workers
+    held = [0.0] * workers  # activations in memory
+    in_flight = [0.0] * workers  # activations between F and backward
+    outward = [0] * workers  # activations of micro-batches that have not passed the last stage; with several chunks
+    running = [-1] * workers  # operation, or -1
+    arrives = [0.0] * workers  # arrival of the running operation's result at another worker
+    lane_free = [0.0] * assigned.lanes  # end of the last transfer of each lane, the running operation's included
+    expected = [-1.0] * (2 * workers)  # arrival of the most urgent announced F, and backward, of each worker
+    urgency = [0.0] * (2 * workers)  # its priority
+    ended = [-1.0] * workers  # end of the latest operation; negative before the first one
+    idle = [0.0] * workers  # time waited since the first operation
+    woken, is_woken = [0] * workers, [False] * workers  # workers to ask at this instant
     events = [(rule.release[g], rule.starts[g]) for g in range(len(rule.starts))]
     heapq.heapify(events)
     done = 0
@@ -257,11 +167,10 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     in_flight[w] -= size[x - plane]
                     held[w] -= freed_by_backward * size[x - plane]
                     if split:
-                        waiting[begins[w * chunks] + waiting_tail[w]] = x + plane
-                        waiting_tail[w] += 1
+                        waiting[w].append(x + plane)
                 code = wakes[x]
                 if not is_woken[w]:
-                    is_woken[w] = 1
+                    is_woken[w] = True
                     woken[count] = w
                     count += 1
                 if code < 0:
@@ -270,21 +179,15 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     heapq.heappush(events, (arrives[w], code))
                     continue
             w = host[code % plane]
-            kind = code // plane
-            k = place[code]
-            queue = kind * count_of_queues + w * chunks
-            if chunks > 1:
-                queue += code % plane // n // ranks
-            ready[k] = 1
-            head[queue] = min(head[queue], k)
-            tail[queue] = max(tail[queue], k)
+            chunk = code % plane // n // ranks if chunks > 1 else 0
+            heapq.heappush(ready[(code // plane * workers + w) * chunks + chunk], (priority[code], code))
             if not is_woken[w]:
-                is_woken[w] = 1
+                is_woken[w] = True
                 woken[count] = w
                 count += 1
         for entry in range(count):
             w = woken[entry]
-            is_woken[w] = 0
+            is_woken[w] = False
             if running[w] >= 0:
                 continue
             # --- the first forward that fits into memory, the first backward, and the oldest W
@@ -294,20 +197,19 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             is_blocked = False
             for chunk in range(chunks - 1, -1, -1):
                 deeper = chunks - 1 - chunk
-                queue = w * chunks + chunk
-                k = _first_ready(ready, head, tail, queue)
-                if k >= 0:
-                    x = line[k]
+                queue = ready[w * chunks + chunk]
+                if len(queue) > 0:
+                    x = queue[0][1]
                     if in_flight[w] + size[x] <= hold[s if chunks == 1 else x // n] - deeper + 1e-9:
                         if held[w] + size[x] > cap[w] + 1e-9 or outward[w] + size[x] > cap[w] - deeper + 1e-9:
                             is_blocked = True
                         elif forward < 0 or priority[x] < priority[forward]:
                             forward = x
-                k = _first_ready(ready, head, tail, count_of_queues + queue)
-                if k >= 0 and (backward < 0 or priority[line[k]] < priority[backward]):
-                    backward = line[k]
-            pending = waiting_tail[w] - waiting_head[w]
-            weight = waiting[begins[w * chunks] + waiting_head[w]] if pending > 0 else -1
+                queue = ready[(workers + w) * chunks + chunk]
+                if len(queue) > 0 and (backward < 0 or queue[0][0] < priority[backward]):
+                    backward = queue[0][1]
+            pending = len(waiting[w]) - begun_weights[w]
+            weight = waiting[w][begun_weights[w]] if pending > 0 else -1
             # --- the choice
             if by_priority:
                 x = forward
@@ -349,9 +251,9 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 longest_idle = max(longest_idle, idle[w])
             kind = x // plane
             if kind == WEIGHT:
-                waiting_head[w] += 1
+                begun_weights[w] += 1
             else:
-                ready[place[x]] = 0
+                heapq.heappop(ready[(kind * workers + w) * chunks + (x % plane // n // ranks if chunks > 1 else 0)])
             if kind == FORWARD:
                 held[w] += size[x]
                 in_flight[w] += size[x]
@@ -382,12 +284,3 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                         expected[k] = until
                         urgency[k] = priority[after]
     return done
-
-
-@called_by_kernels
-def _first_ready(ready: Operations, head: Operations, tail: Operations, queue: int) -> int:
-    k = head[queue]
-    while k <= tail[queue] and ready[k] == 0:
-        k += 1
-    head[queue] = k
-    return k if k <= tail[queue] else -1

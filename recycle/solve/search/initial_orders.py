@@ -22,7 +22,6 @@ from recycle.errors import ScheduleError
 from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
 from recycle.ir.instruction import BackwardInput, BackwardWeight
 from recycle.ir.kinds import is_kind
-from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import even_load
@@ -48,7 +47,7 @@ from recycle.solve.constants import (
     VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, shortest
-from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem, programs_of
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
@@ -284,16 +283,7 @@ def _families(problem: Problem) -> Iterator[Schedule]:
 
 def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:
     """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
-    pieces, n = operations_of(schedule), problem.micro_batches
-    if not problem.split and is_kind(pieces.kind, (BackwardInput, BackwardWeight)).any():
+    if not problem.split and is_kind(schedule.columns.kind, (BackwardInput, BackwardWeight)).any():
         return None
-    place, operations, worker = [], [], []
-    for kind, codes in OPERATIONS_OF_KIND.items():
-        at = np.flatnonzero(pieces.kind == kind)
-        for code in codes[: problem.kinds - codes[0]]:
-            place.append(3 * pieces.row[at] + code)
-            operations.append((code * problem.shape.stages + pieces.stage[at]) * n + pieces.micro_batch[at])
-            worker.append(pieces.worker[at])
-    line = np.argsort(np.concatenate(place))
-    ends = np.cumsum(np.bincount(np.concatenate(worker), minlength=problem.shape.worker_count))
-    return [program.tolist() for program in np.split(np.concatenate(operations)[line], ends[:-1])]
+    operations, _, worker = problem.operations_in(schedule)
+    return programs_of(operations, worker, problem.shape.worker_count)

@@ -25,7 +25,7 @@ from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, home_hosts
 from recycle.solve.constants import HOST_PREFERENCE, SPARE
 from recycle.solve.effort import Effort, Incumbent
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import Order, Problem, programs_of
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, lane_between
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.order_kernels import NEVER, evaluate
@@ -66,7 +66,7 @@ class Insertion(NamedTuple):
         preference: seconds by which a host may be later for each unit it still has to take, and for being the home.
         units: [workers + 1].
         start: [operations], start times; the result.
-        low, high: [places of operations], start and end of each worker's operations, in their order.
+        low, high: [3 * places], start and end of each worker's operations, in their order.
         busy: [workers], number of these operations.
         taken, halved, freed: [places], when a unit takes a slot, halves it to the stashed share, and frees it; by
             worker, latest `freed` last.
@@ -133,9 +133,8 @@ def _insert_all(problem: Problem, parameters: InsertionParameters) -> Order:
     plane = problem.shape.stages * problem.micro_batches
     host, start = np.tile(np.asarray(state.host), problem.kinds), np.asarray(state.start)
     kind = np.arange(problem.size) // plane
-    line = np.lexsort((-kind, start, host))
-    ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
-    return [program.tolist() for program in np.split(line, ends)]
+    line = np.lexsort((-kind, start))
+    return programs_of(line, host[line], problem.shape.worker_count)
 
 
 def vary_insertion(problem: Problem, start: Incumbent, parameters: InsertionParameters, effort: Effort) -> Incumbent:
@@ -190,8 +189,8 @@ def _state(problem: Problem, parameters: InsertionParameters) -> Insertion:
         preference=HOST_PREFERENCE * problem.unit,
         units=units.astype(np.int64),
         start=np.zeros(problem.size),
-        low=np.zeros(problem.kinds * room),
-        high=np.zeros(problem.kinds * room),
+        low=np.zeros(3 * room),
+        high=np.zeros(3 * room),
         busy=zeros(workers),
         taken=np.zeros(room),
         halved=np.zeros(room),
@@ -238,7 +237,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
                 host[x] = w
             start[x] = at
             now = at + times[s] * speed[w]
-            _occupy(problem, state, w, at, now)
+            _occupy(state, w, at, now)
             i = state.units[w] + state.held[w]
             state.taken[i] = at
             state.halved[i] = NEVER
@@ -251,15 +250,12 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
             w = host[x]
             ready = now + _hop(problem, before, w)
             time = times[stages + s] * speed[w]
-            at = _gap(problem, state, w, ready, time)
+            at = _gap(state, w, ready, time)
             start[plane + x] = at
             now = at + time
-            _occupy(problem, state, w, at, now)
+            _occupy(state, w, at, now)
             if problem.split:
-                i = state.units[w] + state.held[w] - 1
-                while state.holder[i] != x:
-                    i -= 1
-                state.halved[i] = now
+                state.halved[_slot_of(state, w, x)] = now
                 state.pending[state.units[w] + state.last[w]] = x
                 state.last[w] += 1
                 while state.last[w] - state.first[w] > state.waiting[w % ranks]:
@@ -289,17 +285,23 @@ def _weight(problem: ProblemArrays, state: Insertion, w: int) -> None:
     state.first[w] += 1
     ready = state.start[plane + x] + problem.times[problem.stages + x // n] * problem.speed[w]
     time = problem.times[2 * problem.stages + x // n] * problem.speed[w]
-    at = _gap(problem, state, w, ready, time)
+    at = _gap(state, w, ready, time)
     state.start[2 * plane + x] = at
-    _occupy(problem, state, w, at, at + time)
+    _occupy(state, w, at, at + time)
     _free(state, w, x, ready, at + time)
 
 
 @called_by_kernels
-def _free(state: Insertion, w: int, x: int, halved: float, freed: float) -> None:
+def _slot_of(state: Insertion, w: int, x: int) -> int:
     i = state.units[w] + state.held[w] - 1
     while state.holder[i] != x:
         i -= 1
+    return int(i)
+
+
+@called_by_kernels
+def _free(state: Insertion, w: int, x: int, halved: float, freed: float) -> None:
+    i = _slot_of(state, w, x)
     taken = state.taken[i]
     while i > state.units[w] and state.freed[i - 1] > freed:
         state.taken[i] = state.taken[i - 1]
@@ -319,7 +321,7 @@ def _forward_gap(problem: ProblemArrays, state: Insertion, w: int, ready: float,
     while at >= NEVER and state.first[w] < state.last[w]:
         _weight(problem, state, w)
         at = _slot(problem, state, w, ready)
-    return _gap(problem, state, w, at, time)
+    return _gap(state, w, at, time)
 
 
 @called_by_kernels
@@ -370,11 +372,9 @@ def _slot(problem: ProblemArrays, state: Insertion, w: int, ready: float) -> flo
 
 
 @called_by_kernels
-def _gap(problem: ProblemArrays, state: Insertion, w: int, ready: float, time: float) -> float:
-    kinds = 3 if problem.split else 2
-    begin = kinds * state.units[w]
-    low = begin
-    end = begin + state.busy[w]
+def _gap(state: Insertion, w: int, ready: float, time: float) -> float:
+    low = 3 * state.units[w]
+    end = low + state.busy[w]
     high = end
     while low < high:
         middle = (low + high) // 2
@@ -389,9 +389,8 @@ def _gap(problem: ProblemArrays, state: Insertion, w: int, ready: float, time: f
 
 
 @called_by_kernels
-def _occupy(problem: ProblemArrays, state: Insertion, w: int, at: float, until: float) -> None:
-    kinds = 3 if problem.split else 2
-    begin = kinds * state.units[w]
+def _occupy(state: Insertion, w: int, at: float, until: float) -> None:
+    begin = 3 * state.units[w]
     i = begin + state.busy[w]
     while i > begin and (state.low[i - 1] > at or (state.low[i - 1] == at and state.high[i - 1] > until)):
         state.low[i] = state.low[i - 1]

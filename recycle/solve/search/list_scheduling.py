@@ -178,10 +178,10 @@ def schedule_by_priority(
         PlanError: see `event_loop.run_event_loop`.
     """
     rule = priority_rule(priority, problem.shape.stages, np.arange(problem.micro_batches))._replace(
-        patience=float(patience), weight_patience=float(weight_patience)
+        patience=float(patience),
+        weight_patience=float(weight_patience),
+        release=np.zeros(problem.micro_batches) if release is None else release,
     )
-    if release is not None:
-        rule = rule._replace(release=release)
     return run_event_loop(problem, problem.arrays, host, rule)
 
 

@@ -166,7 +166,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
     """
     # local names avoid counting references at each field access in the loops
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
-    begin, end, arrival, arrived = order.begin, order.end, order.arrival, order.arrived
+    end, arrival, arrived = order.end, order.arrival, order.arrived
     new_begin, new_end, new_arrival, new_arrived = order.new_begin, order.new_end, order.new_arrival, order.new_arrived
     timed_in, visited, stack, place_of_next = order.timed_in, order.visited, order.stack, order.next
     first, free, release = order.first, order.free, order.release
@@ -177,15 +177,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
     waiting = 0
     expected = 0
     for w in range(workers):
-        low = offsets[w]
-        if since > -NEVER:
-            high = offsets[w + 1]
-            while low < high:
-                middle = (low + high) // 2
-                if begin[sequence[middle]] < since:
-                    low = middle + 1
-                else:
-                    high = middle
+        low = _first_since(order, w, since)
         first[w] = low
         place_of_next[w] = low
         expected += offsets[w + 1] - low
@@ -428,7 +420,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 for kind in range(kinds):
                     x = a + kind * plane
                     annealing.places[kind] = place[x]
-                    _rehost(order, x, b, _place_by_time(order, x, b))
+                    _rehost(order, x, b, _first_since(order, b, begin[x]) - (1 if host[x] < b else 0))
                 move = REHOSTED
                 is_within_cap = not _is_beyond_cap(problem, order, b)
             elif roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered:
@@ -594,16 +586,16 @@ def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
 
 
 @called_by_kernels
-def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
-    low = order.offsets[v]
-    high = order.offsets[v + 1]
+def _first_since(order: TimedOrder, w: int, since: float) -> int:
+    low = order.offsets[w]
+    high = order.offsets[w + 1]
     while low < high:
         middle = (low + high) // 2
-        if order.begin[order.sequence[middle]] < order.begin[x]:
+        if order.begin[order.sequence[middle]] < since:
             low = middle + 1
         else:
             high = middle
-    return int(low - 1 if order.host[x] < v else low)
+    return int(low)
 
 
 @called_by_kernels
