@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Floats, Ints, Rows
+from recycle.ir.columns import Columns, Flags, Floats, Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.gaps import Gap, GapCause, Gaps
@@ -254,7 +254,7 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
     )
 
 
-def _before_first(c: Columns) -> npt.NDArray[np.bool_]:
+def _before_first(c: Columns) -> Flags:
     """Whether each row is the first instruction of its worker, transfers excluded."""
     rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
     is_first = np.zeros(len(c), dtype=np.bool_)
