@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar, Generic, TypeVar, cast
 
 from recycle.ir.families import FAMILIES
@@ -78,14 +78,13 @@ class PipelineGrids:
         return PipelineGrid(pipelines, ranks, most, timeline.period, self.scenario.fullest(held))
 
     def _best(self, slots: int) -> PipelineGrid | None:
-        depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
-        best: PipelineGrid | None = None
-        for ranks in depths:
-            if best is not None and self._estimate(slots, ranks) >= best.period:
+        best, shortest = None, inf
+        for estimate, ranks in sorted((self._estimate(slots, ranks), ranks) for ranks in self._depths(slots)):
+            if estimate >= shortest:
                 break
             grid = self.grid(slots // ranks, ranks)
-            if grid.fullest.fits and (best is None or grid.period < best.period):
-                best = grid
+            if grid.fullest.fits and grid.period < shortest:
+                best, shortest = grid, grid.period
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:

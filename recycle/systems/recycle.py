@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from math import ceil, inf
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -59,19 +59,16 @@ _FIRST, _LEAN = float(1 << 20), 1e-6
 _TOLERANCE = 1e-9
 
 
+_OptimizerMode = tuple[bool, Literal["device", "host"]]
+"""(whether it is staggered, where the state before a staggered step is kept)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfiguration(ActiveConfiguration):
     """An active plan: the slot of each occupied position, and its vector, at each rank at least the dead workers."""
 
     slots: dict[Worker, int]
     vector: Vector
-
-
-class _OptimizerMode(NamedTuple):
-    """Optimizer mode: staggered or not, and where the state before a staggered step is kept."""
-
-    staggered: bool
-    undo: Literal["device", "host"]
 
 
 class ReCycle(CheckpointedSystem[PlanConfiguration]):
@@ -104,22 +101,18 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         self._plans: dict[Vector, Plan] = {}
 
     def _with_mode(self, scenario: Scenario, mode: _OptimizerMode) -> PricedJob:
-        techniques = self.techniques | {"staggered": mode.staggered}
-        planner = replace(scenario.job.planner, **techniques)
+        staggered, undo = mode
+        planner = replace(scenario.job.planner, **self.techniques, staggered=staggered)
         if scenario.job.times.profile == ANALYTIC:  # their bytes and seconds follow from the techniques
-            train = replace(scenario.job.train, undo=mode.undo)
+            train = replace(scenario.job.train, undo=undo)
             return scenario.job.with_sections(planner=planner, train=train)
         return replace(scenario.job, planner=planner)
 
     def _optimizer_modes(self, scenario: Scenario, staggered: bool) -> list[_OptimizerMode]:
-        own = _OptimizerMode(staggered, scenario.job.train.undo)
+        own = staggered, scenario.job.train.undo
         if scenario.job.times.profile != ANALYTIC or not staggered:
             return [own]
-        return list(
-            dict.fromkeys(
-                [own, _OptimizerMode(True, "device"), _OptimizerMode(True, "host"), _OptimizerMode(False, "device")]
-            )
-        )
+        return list(dict.fromkeys([own, (True, "device"), (True, "host"), (False, "device")]))
 
     def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
         modes = self._optimizer_modes(scenario, staggered)
@@ -218,11 +211,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         return min(fitting, key=lambda v: (self._periods[v], v), default=None)
 
     def _normal_vector(self, dead: int) -> Vector | None:
-        bounds = self._bounds
-        values = sorted({bound for row in bounds.rows for bound in row})
-        room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
-        if room is None:
+        thresholds = self._bounds.thresholds(dead)
+        if not thresholds:
             return None
+        room = self._bounds.room(thresholds[0])
         costs: list[Callable[[int, int], float]] = [
             lambda rank, k: k * k + _LEAN * rank * k,
             lambda rank, k: k * k - _LEAN * rank * k,

@@ -8,9 +8,9 @@ each system has the scenario in its usual mode (`with_copies`): redundant shards
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf, sqrt
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from recycle.job.layers import Layer, stage_bytes, stage_profile, stage_sums
 from recycle.job.pricing import byte_limit
 from recycle.job.profile import Profile
 from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
-from recycle.job.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker, node_of
 from recycle.plans.shards import owners_of
 from recycle.systems.system import Checkpoints, DoesNotFit, Nodes, Pause
 
@@ -156,11 +156,7 @@ class Scenario:
 
     def layers_over(self, hosts: int) -> tuple[Layer, ...]:
         """Return the layers with `hosts` hosts each, which share the optimizer's state as the job says."""
-        return self._layers_over(hosts) if self.copies else self.layers
-
-    @cached_property
-    def _layers_over(self) -> Callable[[int], tuple[Layer, ...]]:
-        return cache(lambda hosts: analytic.layers(self._job_over(hosts)))
+        return analytic.layers(self._job_over(hosts)) if self.copies else self.layers
 
     def _job_over(self, hosts: int) -> Job:
         grid, train = self.job.grid, self.job.train
@@ -375,9 +371,7 @@ def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
 def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     """Return the node of each worker, by index: as `place_workers` does, in even blocks for a single pipeline."""
     if shape.pipelines > 1:
-        workers = shape.pipelines * shape.ranks
-        nodes = max(2, -(-workers // workers_per_node))
-        return tuple(((slot + 1) * nodes - 1) // workers for slot in range(workers))
+        return tuple(node_of(shape, workers_per_node).values())
     count = -(-shape.ranks // workers_per_node)
     return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
 

@@ -11,6 +11,7 @@ forward again when needed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -103,12 +104,12 @@ def _best_slot(
 
 
 def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
-    count: dict[int, int] = {}
-    places = []
+    on_node: Counter[int] = Counter()
+    turn: dict[int, int] = {}
     for slot in sorted(slots):
-        turn = count[node_of[slot]] = count.get(node_of[slot], -1) + 1
-        places.append((turn, slot))
-    return [slot for _, slot in sorted(places)]
+        turn[slot] = on_node[node_of[slot]]
+        on_node[node_of[slot]] += 1
+    return sorted(turn, key=turn.__getitem__)
 
 
 def iteration_schedule(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
