@@ -59,11 +59,14 @@ class GridConfiguration(ActiveConfiguration):
 
 
 class PipelineGrids:
-    """All grids of a scenario under a family of `FAMILIES` with one chunk per rank; caches periods."""
+    """All grids of a scenario under a family of `FAMILIES` with one chunk per rank; caches periods.
 
-    def __init__(self, scenario: Scenario, family: str = "1f1b") -> None:
-        self.scenario = scenario
-        self.family = family
+    Args:
+        fatal_share: share of failures that need a checkpoint.
+    """
+
+    def __init__(self, scenario: Scenario, family: str = "1f1b", fatal_share: float = FATAL_SHARE) -> None:
+        self.scenario, self.family, self.fatal_share = scenario, family, fatal_share
         self.grid = cache(self._grid)
         self.best = cache(self._best)
 
@@ -110,12 +113,7 @@ class PipelineGrids:
         return range(least or self.scenario.least_ranks, min(slots, len(self.scenario.layers)) + 1)
 
     def configuration(
-        self,
-        live: Nodes,
-        grid: PipelineGrid,
-        used: tuple[int, ...],
-        fatal_share: float = FATAL_SHARE,
-        reconsider: bool = False,
+        self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...], reconsider: bool = False
     ) -> GridConfiguration:
         """Return pipelines of a grid on these slots, each with its micro-batches of the whole grid."""
         scenario, pipelines = self.scenario, len(used) // grid.ranks
@@ -126,7 +124,7 @@ class PipelineGrids:
             samples=samples,
             dropped=scenario.samples - samples,
             idle=len(scenario.slots(live)) - len(used),
-            checkpoints=scenario.checkpoints(len(live), fatal_share),
+            checkpoints=scenario.checkpoints(len(live), self.fatal_share),
             reconsider=reconsider,
             layout=f"{pipelines} x {grid.ranks}",
             schedules=partial(self.schedules, grid),
@@ -149,11 +147,13 @@ class CheckpointedSystem(ABC, Generic[R]):
     Attributes:
         copies: hosts of each part of a sharded optimizer's state: 0 for all of it on every host, None for the job's.
         counts_reads: `Change.bytes` includes the reads of a restart.
+        fatal_share: share of failures that need a checkpoint.
     """
 
     name: ClassVar[str]
     copies: ClassVar[int | None] = 0
     counts_reads: ClassVar[bool] = False
+    fatal_share = FATAL_SHARE
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario if self.copies is None else scenario.with_copies(self.copies)
@@ -202,4 +202,4 @@ class CheckpointedSystem(ABC, Generic[R]):
 
     @cached_property
     def grids(self) -> PipelineGrids:
-        return PipelineGrids(self.scenario)
+        return PipelineGrids(self.scenario, fatal_share=self.fatal_share)

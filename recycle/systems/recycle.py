@@ -301,7 +301,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         served = self.serving_vector(dead_vector)
         if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
             return slots, 0.0, 0.0
-        vacant = self._positions - slots.keys()
+        vacant = frozenset(shape.workers()) - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.bound_of(dead_vector) - best, 0.0) or self.period(dead_vector) - best
@@ -318,10 +318,6 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         if not scenario.failure_rate:
             return self.job.planner.iterations_between_changes
         return 1 / (scenario.failure_rate * scenario.nodes * self.period((0,) * scenario.shape.ranks))
-
-    @cached_property
-    def _positions(self) -> frozenset[Worker]:
-        return frozenset(self.scenario.shape.workers())
 
     @cached_property
     def _state(self) -> list[float]:

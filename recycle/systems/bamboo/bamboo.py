@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from math import ceil
 
 from recycle.job.profile import Profile
@@ -29,7 +29,7 @@ from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, copi
 from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.joint_iteration import WorkerTimes, even_shares, iteration_seconds, worker_times
 from recycle.systems.scenario import Scenario
-from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Nodes, State, Stopped, TimedSchedule
+from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Nodes, State, Stopped
 
 OVERLOADED_SHARE = 0.05
 """Threshold of 2 * overloaded / active above which Bamboo rearranges its pipelines."""
@@ -91,9 +91,6 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
 
     # ---- configurations
 
-    def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[TimedSchedule]:
-        return [(iteration_schedule(hosts, shares), self._profile(self.depth, len(hosts)))]
-
     def _fitting(self) -> tuple[int, DoesNotFit | None]:
         slots, layers = len(self.scenario.node_of), len(self.scenario.layers)
         preferred = min(self.scenario.shape.ranks, layers)
@@ -153,7 +150,7 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
             checkpoints=self.scenario.checkpoints(self.scenario.nodes, self._fatal_share(len(pipelines))),
             reconsider=self._should_rearrange(pipelines, waiting),
             layout=f"{len(pipelines)} x {self.depth}",
-            schedules=partial(self._schedules, hosts, shares),
+            schedules=lambda: [(iteration_schedule(hosts, shares), self._profile(self.depth, len(hosts)))],
             pipelines=pipelines,
         )
 
