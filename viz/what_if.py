@@ -92,7 +92,6 @@ class WhatIf:
         self._slowed: tuple[Condition, WhatIf] | None = None
         self.condition = Condition()
         self.profile = job.prices if job else Profile.uniform()
-        self.limits = job and job.limits
         self.unit: Literal["s", ""] = "s" if job and job.seconds_per_unit == 1 else ""
         self.shape = job.shape if job else self._shape_of_library()
         self._outcomes: BoundedCache[tuple[frozenset[Worker], WhatIfPlanner | None], PlannedOutcome] = BoundedCache(

@@ -105,15 +105,12 @@ def height_of(heights: Sequence[float]) -> float:
 
 def layout(panels: Sequence[Panel], width: float, heights: Sequence[float]) -> Iterator[Shape]:
     """Lay out panels below each other; `heights` are the heights of their lanes."""
-    left, top = _gutter(panels), float(TOP)
+    left = 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
+    top = float(TOP)
     for panel, height in zip(panels, heights, strict=True):
         yield from _panel(panel, left, top, width - left - RIGHT, height)
         top += TITLE + height + AXIS + GAP
     yield from _legend(panels, left, top)
-
-
-def _gutter(panels: Sequence[Panel]) -> float:
-    return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
 
 
 def _panel(panel: Panel, left: float, top: float, width: float, height: float) -> Iterator[Shape]:
