@@ -158,10 +158,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             state=after,
             pause=dataclasses.replace(
                 scenario.pause(detected=touched),
-                copy=seconds + scenario.copy_seconds(max([*received, *busiest], default=0.0)),
+                copy=seconds + scenario.copy_seconds(max([*received, busiest])),
             ),
             loss=Loss.ITERATION if touched else Loss.NOTHING,
-            bytes=moved + sum(received) + sum(restored),
+            bytes=moved + sum(received) + restored,
             event="re-route" if touched else "join",
         )
 
@@ -182,16 +182,17 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             for rank in {position.rank for position, slot in slots.items() if slot in gone}
         )
 
-    def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
-        shape, restored, busiest = self.scenario.shape, list[float](), list[float]()
+    def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[float, float]:
+        """Return the bytes of shards that are copied, in all and to the busiest worker."""
+        shape, restored, busiest = self.scenario.shape, 0.0, 0.0
         hosts = Counter(position.rank for position in after)
         for rank, died in sorted(Counter(position.rank for position in before.keys() - after.keys()).items()):
             owned, survivors = self._owned[rank], hosts[rank]
             if owned and survivors >= self.scenario.copies:
                 shard = owned / self.scenario.copies
                 shards = died * self.scenario.copies * shape.pipelines // (died + survivors)
-                restored.append(shards * shard)
-                busiest.append(ceil(shards / survivors) * shard)
+                restored += shards * shard
+                busiest = max(busiest, ceil(shards / survivors) * shard)
         return restored, busiest
 
     def _schedules(self, vector: Vector) -> list[TimedSchedule]:

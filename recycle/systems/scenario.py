@@ -377,12 +377,13 @@ def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
 
 
 def _memory(job: PricedJob) -> tuple[float, ...] | None:
-    limits, ranks, stages = job.limits, job.shape.ranks, job.shape.stages
-    hosted = [job.shape.stages_of_rank(rank) for rank in range(ranks)]
-    if (stated := byte_limit(job, job.prices)) is not None:
-        return (stated,) * ranks
-    if limits is None:
+    shape, prices = job.shape, job.prices
+    if (stated := byte_limit(job, prices)) is not None:
+        return (stated,) * shape.ranks
+    if job.limits is None:
         return None
-    activation = job.prices.per_stage("activation", stages)
-    fixed = [job.prices.fixed_bytes(own, stages) for own in hosted]
-    return tuple(fixed[r] + limit * max(activation[s] for s in hosted[r]) for r, limit in enumerate(limits))
+    activation = prices.per_stage("activation", shape.stages)
+    limits = zip(map(shape.stages_of_rank, range(shape.ranks)), job.limits, strict=True)
+    return tuple(
+        prices.fixed_bytes(own, shape.stages) + limit * max(activation[s] for s in own) for own, limit in limits
+    )
