@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate
 from math import ceil, inf
@@ -71,7 +71,8 @@ class PipelineGrids:
         self.best = cache(self._best)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
-        return self.scenario.with_gathers(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
+        schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
+        return replace(schedule, gathers=True) if self.scenario.copies else schedule  # stepped shards are gathered
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
         most = ceil(self.scenario.micro_batches / pipelines)

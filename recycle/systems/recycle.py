@@ -185,9 +185,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
     def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[float, float]:
         """Return the bytes of shards that are copied, in all and to the busiest worker."""
         shape, restored, busiest = self.scenario.shape, 0.0, 0.0
+        owned_of_rank = self._per_rank(self.scenario.owned_per_stage())
         hosts = Counter(position.rank for position in after)
         for rank, died in sorted(Counter(position.rank for position in before.keys() - after.keys()).items()):
-            owned, survivors = self._owned[rank], hosts[rank]
+            owned, survivors = owned_of_rank[rank], hosts[rank]
             if owned and survivors >= self.scenario.copies:
                 shard = owned / self.scenario.copies
                 shards = died * self.scenario.copies * shape.pipelines // (died + survivors)
@@ -323,10 +324,6 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
     @cached_property
     def _state(self) -> list[float]:
         return self._per_rank(self.scenario.state_per_stage())
-
-    @cached_property
-    def _owned(self) -> list[float]:
-        return self._per_rank(self.scenario.owned_per_stage())
 
     def _per_rank(self, per_stage: list[float]) -> list[float]:
         shape = self.scenario.shape

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from recycle.errors import JobError
-from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, analytic, price
 from recycle.job.cut import balanced, units_of
 from recycle.job.footprint import parameter_bytes, undone_bytes
@@ -162,10 +161,6 @@ class Scenario:
         grid, train = self.job.grid, self.job.train
         train = replace(train, optimizer_copies=min(train.optimizer_copies, hosts))
         return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
-
-    def with_gathers(self, schedule: Schedule) -> Schedule:
-        """Return the schedule, with gathers of stepped parameters if the optimizer's state is sharded."""
-        return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
 
     def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
         """Return whether only dead hosts had a part of a stage's optimizer state.
