@@ -223,22 +223,15 @@ def one_f_one_b_period(timeline: Timeline) -> float | None:
     hosted = next(whole, None)
     if shape.cut or profile.speed or profile.links or hosted is None:
         return None
-    times = {name: profile.per_stage(name, shape.stages) for name in _TIMES}
-    per_rank = tuple(tuple(sum(values[s] for s in stages) for stages in hosted) for values in times.values())
+    times: dict[str, Any] = {}
+    for name in ("forward", "backward_input", "backward_weight", "reduce", "step"):
+        values = profile.per_stage(name, shape.stages)
+        times[name] = [sum(values[s] for s in stages) for stages in hosted]
     message = max(profile.per_stage("message", shape.stages))
-    return _usual_period(shape.ranks, shape.micro_batches, per_rank, profile.latency, profile.bandwidth, message)
-
-
-@lru_cache(64)
-def _usual_period(ranks: int, micro_batches: int, per_rank: Sequence[Sequence[float]], *link: Any) -> float:
-    times: dict[str, Any] = dict(zip(_TIMES, map(list, per_rank), strict=True))
-    usual = Profile(**times, **dict(zip(("latency", "bandwidth", "message"), link, strict=True)))
-    return time_graph(_usual(ranks, micro_batches), usual).period
+    usual = Profile(**times, latency=profile.latency, bandwidth=profile.bandwidth, message=message)
+    return time_graph(_usual(shape.ranks, shape.micro_batches), usual).period
 
 
 @lru_cache(8)
 def _usual(ranks: int, micro_batches: int) -> EventGraph:
     return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
-
-
-_TIMES = "forward", "backward_input", "backward_weight", "reduce", "step"

@@ -15,19 +15,16 @@ from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from string import punctuation
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
 from viz.figures.svg import SVG_LIMIT, svg
+from viz.lane_cache import LaneCache
 from viz.lanes import with_common_span
-from viz.sources import Source
-
-if TYPE_CHECKING:
-    from viz.lane_cache import LaneCache
-    from viz.sources import SystemComparison
-    from viz.what_if import WhatIf
+from viz.sources import Source, SystemComparison
+from viz.what_if import WhatIf
 
 SUFFIXES = ".html", ".svg", ".png"
 

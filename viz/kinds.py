@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recycle.ir.columns import Flags
 from recycle.ir.instruction import (
     KIND_CLASSES,
     AsyncInstruction,
@@ -173,7 +174,7 @@ def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None 
     return [line.format(**values) for when, line in LINES if when in holds]
 
 
-def is_schedule_work(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+def is_schedule_work(kind: npt.NDArray[np.uint8]) -> Flags:
     """Return whether kinds count as instructions: the work in a schedule file, without transfers, reduces and steps."""
     return ~is_kind(kind, (AsyncInstruction, StageWide))
 

@@ -67,7 +67,23 @@ def encode(table: LaneTable) -> bytes:
         home, index = table.paired
         columns |= {PAIRED[0]: _narrow(home), PAIRED[1]: _narrow(index)}
     types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
-    own = json.dumps({"columns": types, **_own_description(table)}, separators=(",", ":"))
+    labels = [
+        f"{label} \N{MULTIPLICATION SIGN}{table.speed[str(worker)]:g}" if str(worker) in table.speed else label
+        for label, worker in zip(table.labels, table.workers, strict=True)
+    ]
+    description = {
+        "columns": types,
+        "labels": labels,
+        "pipelines": [worker.pipeline for worker in table.workers],
+        "ranks": [worker.rank for worker in table.workers],
+        "failed": np.flatnonzero(table.failed).tolist(),
+        "span": table.span,
+        "halt": table.halt,
+        "unit": time_unit(table),
+        "by_rank": "stage" if table.shape.chunks == 1 else "rank",
+        "stages_per_chunk": table.shape.ranks,
+    }
+    own = json.dumps(description, separators=(",", ":"))
     described = f"{own[:-1]},{_drawing(table.weight_share, table.chunks)[1:]}".encode()
     parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]
     parts.append(table.offsets.astype("<u4").tobytes())
@@ -84,23 +100,6 @@ def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     largest = int(values.max(initial=0))
     narrow = next(kind for kind in _UNSIGNED if largest < np.iinfo(kind).max)
     return np.where(column == missing, np.iinfo(narrow).max, column).astype(narrow)
-
-
-def _own_description(table: LaneTable) -> dict[str, Any]:
-    return {
-        "labels": [
-            f"{label} \N{MULTIPLICATION SIGN}{table.speed[str(worker)]:g}" if str(worker) in table.speed else label
-            for label, worker in zip(table.labels, table.workers, strict=True)
-        ],
-        "pipelines": [worker.pipeline for worker in table.workers],
-        "ranks": [worker.rank for worker in table.workers],
-        "failed": np.flatnonzero(table.failed).tolist(),
-        "span": table.span,
-        "halt": table.halt,
-        "unit": time_unit(table),
-        "by_rank": "stage" if table.shape.chunks == 1 else "rank",
-        "stages_per_chunk": table.shape.ranks,
-    }
 
 
 @lru_cache(64)
@@ -222,9 +221,11 @@ class TimelineContext:
         The plan's profile must be the timeline's. For a cut of other stages than the profile's, the periods must be
         equal.
         """
-        plan, timeline = self.plan, self.timeline
-        if plan is None or _exceeds(self.limits, plan.limits):
+        plan, timeline, limits = self.plan, self.timeline, self.limits
+        if plan is None:
             return None
+        if plan.limits is not None and (limits is None or any(map(operator.gt, limits, plan.limits))):
+            return None  # the timeline may hold more than the bound allows
         if timeline.schedule.shape.cut:
             is_timed = math.isclose(plan.period, timeline.period, rel_tol=1e-6)
         else:
@@ -256,10 +257,6 @@ def plan_of(schedule: Schedule) -> Plan | None:
         return Plan.from_schedule(schedule)
     except PlanError:
         return None
-
-
-def _exceeds(limits: Limits, stated: Limits) -> bool:
-    return stated is not None and (limits is None or any(map(operator.gt, limits, stated)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ A planned table has its timeline's times; an executed one counts from its first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Floats
+from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import EventGraph, durations, earliest
 from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule
@@ -22,6 +22,7 @@ from recycle.ir.trace import Trace, away_from, executed_schedule
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 
+Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 NO_MICRO_BATCH = np.uint32(0xFFFFFFFF)
 NO_PIPELINE = np.uint16(0xFFFF)
 
@@ -41,6 +42,9 @@ class Marks(NamedTuple):
     involved: Sequence[int] = ()
 
 
+NO_MARKS = Marks()
+
+
 @dataclass(frozen=True, eq=False)
 class LaneTable:
     """Operations by lane (CSR), sorted by start.
@@ -53,6 +57,7 @@ class LaneTable:
         start, end: time from the origin, float64.
         kind: number of the kind of instruction, uint8.
         micro_batch: index in its home pipeline, uint32; NO_MICRO_BATCH for reduce and step.
+        stage: uint16.
         pipeline: home of the micro-batch, uint16; NO_PIPELINE for reduce and step.
         instruction_id: row in the source schedule or trace, uint32.
         instruction_of: instruction id -> the instruction.
@@ -68,23 +73,23 @@ class LaneTable:
     shape: Shape
     workers: tuple[Worker, ...]
     labels: tuple[str, ...]
-    failed: npt.NDArray[np.bool_]
-    offsets: npt.NDArray[np.int64]
+    failed: Flags
+    offsets: Rows
     start: Floats
     end: Floats
     kind: npt.NDArray[np.uint8]
-    micro_batch: npt.NDArray[np.uint32]
-    stage: npt.NDArray[np.uint16]
-    pipeline: npt.NDArray[np.uint16]
-    flags: npt.NDArray[np.uint8]
-    instruction_id: npt.NDArray[np.uint32]
+    micro_batch: Unsigned
+    stage: Unsigned
+    pipeline: Unsigned
+    flags: Unsigned
+    instruction_id: Unsigned
     instruction_of: Callable[[int], Instruction]
     origin: float = 0.0
     unit: Literal["s", ""] = ""
     weight_share: float = 0.5
     halt: float | None = None
     speed: Mapping[str, float] = field(default_factory=dict)
-    paired: tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint32]] | None = None
+    paired: tuple[Unsigned, Unsigned] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -94,7 +99,7 @@ class LaneTable:
         return len(self.workers)
 
     @property
-    def lane(self) -> npt.NDArray[np.int64]:
+    def lane(self) -> Rows:
         """Lane of each operation."""
         return np.repeat(np.arange(self.lanes), np.diff(self.offsets))
 
@@ -109,7 +114,7 @@ class LaneTable:
         return 1 if self.shape.cut else self.shape.chunks
 
     @property
-    def chunk(self) -> npt.NDArray[np.uint16]:
+    def chunk(self) -> Unsigned:
         """Chunk of each operation: stage s is in chunk s // P, however chunks are placed."""
         return self.stage // np.uint16(self.shape.ranks) if self.chunks > 1 else np.zeros_like(self.stage)
 
@@ -123,7 +128,7 @@ class LaneTable:
     def instruction(self, operation: int) -> Instruction:
         return self.instruction_of(int(self.instruction_id[operation]))
 
-    def has(self, flag: Flag) -> npt.NDArray[np.bool_]:
+    def has(self, flag: Flag) -> Flags:
         return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
 
     @classmethod
@@ -132,19 +137,23 @@ class LaneTable:
         timeline: Timeline,
         unit: Literal["s", ""] = "",
         *,
-        process_of: Mapping[Worker, Worker] | None = None,
-        marks: Marks | None = None,
+        process_of: Mapping[Worker, Worker] = {},
+        marks: Marks = NO_MARKS,
     ) -> LaneTable:
         """Build the lanes of a planned iteration.
 
         Args:
             process_of: role -> process with that role, where the names differ.
         """
-        schedule = timeline.schedule
-        table = cls._from_schedule(
-            schedule, timeline.start, timeline.end, timeline.profile, process_of, timeline.critical_path, marks
-        )
-        return replace(table, unit=unit)
+        times = timeline.start, timeline.end
+        table = cls._from_schedule(timeline.schedule, *times, timeline.profile, process_of, marks, unit=unit)
+        return table.with_critical_path(timeline)
+
+    def with_critical_path(self, timeline: Timeline) -> LaneTable:
+        """Return the table, of a schedule with this timeline, with flags for its critical path only."""
+        is_critical = np.zeros(len(timeline.start), dtype=np.uint8)
+        is_critical[timeline.critical_path] = Flag.CRITICAL
+        return replace(self, flags=self.flags & ~np.uint8(Flag.CRITICAL) | is_critical[self.instruction_id])
 
     def with_times_of(self, timeline: Timeline) -> LaneTable:
         """Return the table of the same schedule with other times; quick if the order of operations stays the same."""
@@ -156,14 +165,12 @@ class LaneTable:
         if np.count_nonzero(is_drawn) != len(rows) or not is_drawn[rows].all() or not _is_sorted(end, start, worker):
             marks = Marks(rows[self.has(Flag.VIOLATION)].tolist(), instants.tolist())
             return replace(LaneTable.from_timeline(timeline, self.unit, marks=marks), labels=self.labels)
-        critical = np.zeros(len(columns), dtype=np.uint8)
-        critical[list(timeline.critical_path)] = Flag.CRITICAL
-        flags = self.flags & ~np.uint8(Flag.CRITICAL) | critical[rows]
-        share = weight_share(timeline.profile, timeline.schedule.shape)
-        return replace(self, start=start, end=end, flags=flags, weight_share=share, speed=timeline.profile.speed)
+        share, speed = weight_share(timeline.profile, timeline.schedule.shape), timeline.profile.speed
+        table = replace(self, start=start, end=end, weight_share=share, speed=speed)
+        return table.with_critical_path(timeline)
 
     @classmethod
-    def until_deadlock(cls, graph: EventGraph, profile: Profile, marks: Marks | None = None) -> LaneTable:
+    def until_deadlock(cls, graph: EventGraph, profile: Profile, marks: Marks = NO_MARKS) -> LaneTable:
         """Build the lanes of an order that deadlocks: timed until `halt`, then the programs' rests back to back."""
         columns, nodes = graph.schedule.columns, graph.dependencies.nodes
         rows = len(columns)
@@ -178,7 +185,7 @@ class LaneTable:
         total = np.concatenate([[0.0], np.cumsum(stuck_seconds)])
         never = halt + total[:-1] - total[columns.offsets[columns.worker]]
         start, end = np.where(is_run, start, never), np.where(is_run, start + seconds, never + stuck_seconds)
-        return replace(cls._from_schedule(graph.schedule, start, end, profile, None, (), marks), halt=halt)
+        return cls._from_schedule(graph.schedule, start, end, profile, {}, marks, halt=halt)
 
     @classmethod
     def _from_schedule(
@@ -187,18 +194,16 @@ class LaneTable:
         start: Floats,
         end: Floats,
         profile: Profile,
-        process_of: Mapping[Worker, Worker] | None,
-        critical: Iterable[int],
-        marks: Marks | None,
+        process_of: Mapping[Worker, Worker],
+        marks: Marks = NO_MARKS,
+        **attributes: Any,
     ) -> LaneTable:
-        marks = marks or Marks()
         shape, columns = schedule.shape, schedule.columns
         flags = away_from(columns, columns.worker // shape.ranks) * int(Flag.REROUTED)
-        flags[list(critical)] |= Flag.CRITICAL
         flags[list(marks.violations)] |= Flag.VIOLATION
         labels = []
         for worker in shape.workers():
-            process = (process_of or {}).get(worker, worker)
+            process = process_of.get(worker, worker)
             unit_ranges = [f"{begin}\N{EN DASH}{end - 1}" for begin, end in schedule.unit_runs(worker)]
             hosted = f" \N{MIDDLE DOT} {', '.join(unit_ranges)}" if unit_ranges else ""
             labels.append((str(worker) if process == worker else f"{worker} (by {process})") + hosted)
@@ -229,6 +234,7 @@ class LaneTable:
             weight_share=weight_share(profile, shape),
             speed=profile.speed,
             paired=(home.astype(np.uint16), index.astype(np.uint32)) if pairs.any() else None,
+            **attributes,
         )
 
     @classmethod
@@ -247,9 +253,9 @@ class LaneTable:
         process_of = {trace.shape.worker_at(role): trace.shape.worker_at(process) for role, process in pairs}
         start = trace.start[rows] - origin if timeline is None else timeline.start
         end = start + (trace.end - trace.start)[rows]
-        table = cls._from_schedule(schedule, start, end, profile, process_of, (), None)
+        table = cls._from_schedule(schedule, start, end, profile, process_of, origin=origin, unit="s")
         is_dead = [process_of.get(worker, worker) in failed for worker in table.workers]
-        return replace(table, failed=table.failed | is_dead, origin=origin, unit="s")
+        return replace(table, failed=table.failed | is_dead)
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:
@@ -286,5 +292,5 @@ def _is_sorted(end: Floats, start: Floats, worker: npt.NDArray[Any]) -> bool:
     return bool(((worker[1:] > worker[:-1]) | (worker[1:] == worker[:-1]) & is_later).all())
 
 
-def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
+def _transfers(columns: Columns) -> Flags:
     return is_kind(columns.kind, AsyncInstruction)

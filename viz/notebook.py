@@ -11,8 +11,9 @@ from pathlib import Path
 
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
-from viz.export import export
+from viz.export import export, html
 from viz.figures.svg import SVG_LIMIT, svg
+from viz.run_files import load_run
 from viz.sources import ScheduleFile, schedule_source
 
 
@@ -43,8 +44,6 @@ class Picture:
 
     def page(self, height: int = 640) -> NotebookPage:
         """Return the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra."""
-        from viz.export import html
-
         return NotebookPage(html([self.source]), height)
 
     def save(self, path: str | Path) -> None:
@@ -73,7 +72,4 @@ def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
 
     Needs the `viz` extra. Raises RecycleError if the directory does not hold a run.
     """
-    from viz.export import html
-    from viz.run_files import load_run
-
     return NotebookPage(html([load_run(Path(directory))]), height)

@@ -284,7 +284,7 @@ class Run:
         was_traced = self.trace is not None and step in self.trace.steps
         return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and was_traced else []
 
-    def _planned(self, digest: str | None, process_of: Mapping[Worker, Worker] | None = None) -> TimedLanes | None:
+    def _planned(self, digest: str | None, process_of: Mapping[Worker, Worker] = {}) -> TimedLanes | None:
         plan, context = self.plan(digest), self.plan_context(digest)
         if plan is None:
             return None

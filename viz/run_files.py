@@ -53,15 +53,6 @@ def describe_folder(folder: Path) -> str:
     return f"contains {len(runs)} run(s): pass a path, the newest is {runs[0]}"
 
 
-def read_job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
-    """Read the job with its shape and profile; without a readable job, take the shape of any plan."""
-    job = read_or_report(lambda: Job.of_run(path), problems, None)
-    if job is None:
-        return None, _shape_of_plans(path / "plans"), Profile.uniform()
-    suffix = "; plans are drawn with every instruction taking 1"
-    return job, job.shape, read_or_report(job.profile, problems, Profile.uniform(), suffix)
-
-
 def _shape_of_plans(folder: Path) -> Shape | None:
     for file in sorted(folder.glob("*.json")):
         with suppress(RecycleError):
@@ -99,7 +90,11 @@ def load_run(path: str | Path) -> Run:
     if not is_run_directory(path):
         raise RecycleError(f"{path}: {describe_folder(path) if path.is_dir() else 'no such run directory'}")
     problems: list[str] = []
-    job, shape, profile = read_job(path, problems)
+    job = read_or_report(lambda: Job.of_run(path), problems, None)
+    shape, profile = job.shape if job else _shape_of_plans(path / "plans"), Profile.uniform()
+    if job is not None:
+        suffix = "; plans are drawn with every instruction taking 1"
+        profile = read_or_report(job.profile, problems, profile, suffix)
     metrics = read_metrics(path, problems)
     events = read_objects(path / "events.jsonl", problems)
     trace = read_executed(path, shape, problems) if shape is not None else None

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recycle.errors import RecycleError, ScheduleError
 from recycle.files import read_whole
 from recycle.ir import formats
 from recycle.ir.check import Finding, Findings, check
+from recycle.ir.columns import Rows
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.lower import lowered_graph
@@ -28,7 +28,7 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE
 from viz.lane_cache import Limits, TimedLanes, TimelineContext, release_memory
-from viz.lanes import LaneTable, Marks, Panel
+from viz.lanes import NO_MARKS, LaneTable, Marks, Panel
 from viz.run import Choices, Run
 from viz.run_files import describe_folder, is_run_directory, load_run, runs_in
 
@@ -56,7 +56,7 @@ class ScheduleFile:
     timeline: Timeline | None
     lanes: LaneTable
     findings: Findings
-    origin: npt.NDArray[np.int64] | None = None
+    origin: Rows | None = None
     chunk_time: float | None = None
     executed: bool = False
     left_out: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ def schedule_source(
     if is_large:
         release_memory()
     origin: Any = None
-    marks = Marks()
+    marks = NO_MARKS
     if findings:
         begins, index, origin = schedule.columns.offsets, schedule.shape.worker_index, graph.origin
 

@@ -28,7 +28,6 @@ from viz.lanes import LaneTable
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError if none exists."""
 Source = Literal["library", "planned"]
-_PlanFunction = Callable[[frozenset[Worker]], tuple[Plan, Source]]
 MAX_ROWS, MIN_ROWS = 4_000_000, 250_000
 """Maximum rows of all cached timelines, and the least rows that each counts. The last two always stay."""
 
@@ -93,10 +92,9 @@ class WhatIf:
         self._slowed: tuple[Condition, WhatIf] | None = None
         self.condition = Condition()
         self.profile = job.prices if job else Profile.uniform()
-        self.limits = job and job.limits
         self.unit: Literal["s", ""] = "s" if job and job.seconds_per_unit == 1 else ""
         self.shape = job.shape if job else self._shape_of_library()
-        self._outcomes: BoundedCache[tuple[frozenset[Worker], bool], PlannedOutcome] = BoundedCache(
+        self._outcomes: BoundedCache[tuple[frozenset[Worker], WhatIfPlanner | None], PlannedOutcome] = BoundedCache(
             MAX_ROWS, lambda outcome: max(MIN_ROWS, len(outcome.timeline.start)), min_items=2
         )
         self._lock = threading.Lock()
@@ -133,7 +131,7 @@ class WhatIf:
 
         Raises PlanError if a stage has no live worker, a memory limit is too small, or the plan is missing.
         """
-        return self._cached_outcome(frozenset(failed), self._plan, moving=True)
+        return self._cached_outcome(frozenset(failed), None)
 
     def search(self, failed: Iterable[Worker]) -> tuple[PlannedOutcome, PlannedOutcome]:
         """Return (the outcome before, the outcome after a longer search); equal if the period did not get shorter.
@@ -143,45 +141,41 @@ class WhatIf:
         failed = frozenset(failed)
         if self.searcher is None:
             raise PlanError("no planner is loaded: pass a job file, recycle view job.toml")
-        before, after = self.outcome(failed), self._evaluate(failed, _planned_by(self.searcher))
+        before, after = self.outcome(failed), self._evaluate(failed, self.searcher)
         if after.plan.period >= before.plan.period * (1 - 1e-9):
             return before, before
-        return before, self._outcomes.put((failed, True), after)
+        return before, self._outcomes.put((failed, None), after)
 
     def without_moves(self, failed: Iterable[Worker]) -> PlannedOutcome | None:
         """Return the outcome without moving layers; None if layers never move. Raises PlanError as `outcome` does."""
-        if self.rerouting is None:
-            return None
-        return self._cached_outcome(frozenset(failed), _planned_by(self.rerouting), moving=False)
+        return self.rerouting and self._cached_outcome(frozenset(failed), self.rerouting)
 
-    def _cached_outcome(self, failed: frozenset[Worker], plan: _PlanFunction, *, moving: bool) -> PlannedOutcome:
+    def _cached_outcome(self, failed: frozenset[Worker], planner: WhatIfPlanner | None) -> PlannedOutcome:
         require_hosts(self.shape, failure_vector(self.shape, failed))
         with self._lock:
-            cached = self._outcomes.get((failed, moving))
-            return cached or self._outcomes.put((failed, moving), self._evaluate(failed, plan))
+            cached = self._outcomes.get((failed, planner))
+            return cached or self._outcomes.put((failed, planner), self._evaluate(failed, planner))
 
-    def _evaluate(self, failed: frozenset[Worker], plan_workers: _PlanFunction) -> PlannedOutcome:
+    def _evaluate(self, failed: frozenset[Worker], planner: WhatIfPlanner | None) -> PlannedOutcome:
         start = time.perf_counter()
-        plan, source = plan_workers(failed)
+        plan, source = self._plan(failed, planner)
         shape, job = plan.schedule.shape, self.job
         profile = profile_of_layout(job, self.profile, shape) if job else self.profile
         timeline = simulate(plan.schedule, profile)
         return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition, self.unit)
 
-    def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
+    def _plan(self, failed: frozenset[Worker], planner: WhatIfPlanner | None) -> tuple[Plan, Source]:
+        """Return the plan of a planner; None: the library's, or else one of the planner for all failures."""
         vector = failure_vector(self.shape, failed)
         entry = self.library.get(vector) if self.library and self.profile.are_peers_alike else None
-        if entry is not None and entry.shape == self.shape:
+        if planner is None and entry is not None and entry.shape == self.shape:
             return entry.for_processes(failed), "library"
-        if self.planner is not None:
-            return self.planner(failed), "planned"
+        planner = planner or self.planner
+        if planner is not None:
+            return planner(failed), "planned"
         if self.library is None:
             raise PlanError("neither a plan library nor a planner is loaded: pass a job file, recycle view job.toml")
         plan, roles, moves = self.library.lookup(failed, self.shape)
         if moves:
             raise PlanError(f"the library has a plan for vector {vector} only if workers change stage")
         return replace(plan, schedule=rename(plan.schedule, roles)), "library"
-
-
-def _planned_by(planner: WhatIfPlanner) -> _PlanFunction:
-    return lambda failed: (planner(failed), "planned")

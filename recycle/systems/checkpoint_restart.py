@@ -13,11 +13,10 @@ shard, all workers restart from a checkpoint. Returning nodes become spares.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from math import ceil
 from typing import ClassVar
 
-from recycle.systems.grids import CheckpointedSystem, GridConfiguration, PipelineGrid
+from recycle.systems.grids import CheckpointedSystem, GridConfiguration
 from recycle.systems.scenario import FATAL_SHARE, Scenario
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
@@ -26,7 +25,6 @@ class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
     name = "checkpoint_restart"
     copies: ClassVar[int | None] = 1
     fatal_share = 1.0
-    """Share of failures that need a checkpoint."""
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return self._on_slots(live, len(self.scenario.slots(live)))
@@ -34,7 +32,7 @@ class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
     def _on_slots(self, live: Nodes, slots: int) -> State | DoesNotFit:
         grid = self.grids.best(slots)
         if grid is not None:
-            return self._configuration(live, grid, tuple(self.scenario.slots(live)[: grid.slots]))
+            return self.grids.configuration(live, grid, tuple(self.scenario.slots(live)[: grid.slots]))
         if slots >= self.scenario.least_ranks:
             return self.grids.does_not_fit(slots)
         return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
@@ -45,16 +43,10 @@ class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
         after = self.begin(live)
         pause = self.scenario.restart(detected=False)
         pause = replace(pause, restart=pause.restart + self.scenario.storage_seconds)
-        if isinstance(after, GridConfiguration) and self._pays(state, after, pause.seconds):
+        with_pauses = 1 + pause.seconds * (self.scenario.failure_rate * len(live))
+        if isinstance(after, GridConfiguration) and after.period * with_pauses < state.period:
             return Change(state=after, pause=pause, event="restart")
-        return Change(state=self._configuration(live, state.grid, state.used), event="wait")
-
-    def _pays(self, before: GridConfiguration, after: GridConfiguration, pause: float) -> bool:
-        failures = self.scenario.failure_rate * len(after.live)
-        return after.period * (1 + pause * failures) < before.period
-
-    def _configuration(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridConfiguration:
-        return self.grids.configuration(live, grid, used, self.fatal_share)
+        return Change(state=self.grids.configuration(live, state.grid, state.used), event="wait")
 
 
 class HotSpare(CheckpointRestart):
@@ -75,13 +67,10 @@ class HotSpare(CheckpointRestart):
         self.spares = max(1, ceil(0.05 * scenario.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._on_slots(live, min(len(self.scenario.slots(live)), self._working_slots))
-
-    @cached_property
-    def _working_slots(self) -> int:
         scenario = self.scenario
         kept = len(scenario.slots(range(scenario.nodes - self.spares)))
-        return kept if kept >= scenario.least_ranks else len(scenario.node_of)
+        working = kept if kept >= scenario.least_ranks else len(scenario.node_of)
+        return self._on_slots(live, min(len(scenario.slots(live)), working))
 
     def survive(self, state: GridConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         scenario, ranks = self.scenario, state.grid.ranks
@@ -90,7 +79,8 @@ class HotSpare(CheckpointRestart):
         if not lost or len(spare) < len(lost):
             return super().survive(state, live, failed, joined)
         replaced = dict(zip(sorted(lost), spare, strict=False))
-        after = self._configuration(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
+        used = tuple(replaced.get(slot, slot) for slot in state.used)
+        after = self.grids.configuration(live, state.grid, used)
         state_bytes = scenario.state_per_stage(scenario.cut(ranks), state.grid.pipelines)
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)

@@ -74,7 +74,9 @@ class Generator:
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
-        chance, causes = random.Random(self.seed), self._causes()
+        chance, others = random.Random(self.seed), sum(CAUSES.values()) - CAUSES[CORRUPTION]
+        corruption = others * self.corrupt / (1 - self.corrupt) if self.corrupt < 1 else 1e9
+        causes = CAUSES | {CORRUPTION: corruption}
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
         most = min(self.burst_nodes, nodes)
         burst = self.burst if most >= 2 else 0.0
@@ -104,10 +106,6 @@ class Generator:
         trace_changes = trace_from_rows(rows, name, population=nodes, counted=True).changes if rows else ()
         end = self.days * _DAY
         return FailureTrace(name, nodes, frozenset(range(nodes)), trace_changes, end, slow=self._slow(nodes, end))
-
-    def _causes(self) -> dict[str, float]:
-        others = sum(CAUSES.values()) - CAUSES[CORRUPTION]
-        return CAUSES | {CORRUPTION: others * self.corrupt / (1 - self.corrupt) if self.corrupt < 1 else 1e9}
 
     def _slow(self, nodes: int, end: float) -> tuple[SlowPeriod, ...]:
         chance, periods = random.Random(f"slow {self.seed}"), list[SlowPeriod]()

@@ -100,14 +100,9 @@ class FailureTrace:
 
         A larger population is sampled; a smaller one is placed on random nodes, and the other nodes never fail.
         """
-        choice = random.Random(seed)
-        if self.nodes >= nodes:
-            chosen = choice.sample(range(self.nodes), nodes)
-            place = {node: at for at, node in enumerate(chosen)}
-            never = frozenset[int]()
-        else:
-            place = dict(enumerate(choice.sample(range(nodes), self.nodes)))
-            never = frozenset(range(nodes)) - frozenset(place.values())
+        chosen = random.Random(seed).sample(range(max(self.nodes, nodes)), min(self.nodes, nodes))
+        place = {node: at for at, node in enumerate(chosen)} if self.nodes >= nodes else dict(enumerate(chosen))
+        never = frozenset(range(nodes)).difference(place.values())
 
         def places(group: Iterable[int]) -> Nodes:
             return frozenset(place[node] for node in group if node in place)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar, Generic, TypeVar, cast
 
 from recycle.ir.families import FAMILIES
@@ -59,16 +59,20 @@ class GridConfiguration(ActiveConfiguration):
 
 
 class PipelineGrids:
-    """All grids of a scenario under a family of `FAMILIES` with one chunk per rank; caches periods."""
+    """All grids of a scenario under a family of `FAMILIES` with one chunk per rank; caches periods.
 
-    def __init__(self, scenario: Scenario, family: str = "1f1b") -> None:
-        self.scenario = scenario
-        self.family = family
+    Args:
+        fatal_share: share of failures that need a checkpoint.
+    """
+
+    def __init__(self, scenario: Scenario, family: str = "1f1b", fatal_share: float = FATAL_SHARE) -> None:
+        self.scenario, self.family, self.fatal_share = scenario, family, fatal_share
         self.grid = cache(self._grid)
         self.best = cache(self._best)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
-        return self.scenario.with_gathers(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
+        schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
+        return replace(schedule, gathers=True) if self.scenario.copies else schedule  # stepped shards are gathered
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
         most = ceil(self.scenario.micro_batches / pipelines)
@@ -78,14 +82,13 @@ class PipelineGrids:
         return PipelineGrid(pipelines, ranks, most, timeline.period, self.scenario.fullest(held))
 
     def _best(self, slots: int) -> PipelineGrid | None:
-        depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
-        best: PipelineGrid | None = None
-        for ranks in depths:
-            if best is not None and self._estimate(slots, ranks) >= best.period:
+        best, shortest = None, inf
+        for estimate, ranks in sorted((self._estimate(slots, ranks), ranks) for ranks in self._depths(slots)):
+            if estimate >= shortest:
                 break
             grid = self.grid(slots // ranks, ranks)
-            if grid.fullest.fits and (best is None or grid.period < best.period):
-                best = grid
+            if grid.fullest.fits and grid.period < shortest:
+                best, shortest = grid, grid.period
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
@@ -111,12 +114,7 @@ class PipelineGrids:
         return range(least or self.scenario.least_ranks, min(slots, len(self.scenario.layers)) + 1)
 
     def configuration(
-        self,
-        live: Nodes,
-        grid: PipelineGrid,
-        used: tuple[int, ...],
-        fatal_share: float = FATAL_SHARE,
-        reconsider: bool = False,
+        self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...], reconsider: bool = False
     ) -> GridConfiguration:
         """Return pipelines of a grid on these slots, each with its micro-batches of the whole grid."""
         scenario, pipelines = self.scenario, len(used) // grid.ranks
@@ -127,7 +125,7 @@ class PipelineGrids:
             samples=samples,
             dropped=scenario.samples - samples,
             idle=len(scenario.slots(live)) - len(used),
-            checkpoints=scenario.checkpoints(len(live), fatal_share),
+            checkpoints=scenario.checkpoints(len(live), self.fatal_share),
             reconsider=reconsider,
             layout=f"{pipelines} x {grid.ranks}",
             schedules=partial(self.schedules, grid),
@@ -150,11 +148,13 @@ class CheckpointedSystem(ABC, Generic[R]):
     Attributes:
         copies: hosts of each part of a sharded optimizer's state: 0 for all of it on every host, None for the job's.
         counts_reads: `Change.bytes` includes the reads of a restart.
+        fatal_share: share of failures that need a checkpoint.
     """
 
     name: ClassVar[str]
     copies: ClassVar[int | None] = 0
     counts_reads: ClassVar[bool] = False
+    fatal_share = FATAL_SHARE
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario if self.copies is None else scenario.with_copies(self.copies)
@@ -203,4 +203,4 @@ class CheckpointedSystem(ABC, Generic[R]):
 
     @cached_property
     def grids(self) -> PipelineGrids:
-        return PipelineGrids(self.scenario)
+        return PipelineGrids(self.scenario, fatal_share=self.fatal_share)

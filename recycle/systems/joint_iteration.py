@@ -17,18 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from recycle.ir.event_graph import durations, earliest, event_graph
-from recycle.ir.instruction import (
-    Compute,
-    Forward,
-    Instruction,
-    OptimizerStep,
-    OverlappedPair,
-    ReduceGradients,
-    is_kind,
-)
+from recycle.ir.event_graph import event_graph
+from recycle.ir.instruction import Compute, Forward, Instruction, OptimizerStep, ReduceGradients, is_kind
 from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.systems.scenario import Split, ranges
@@ -129,12 +122,9 @@ def joint_schedule(
 
 def worker_times(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
     """Return each live worker's compute time in one iteration of a compute-only schedule, and its stages."""
-    graph = event_graph(add_transfers(schedule)[0])
-    c, nodes = graph.schedule.columns, graph.dependencies.nodes
-    seconds = np.zeros(nodes)
-    seconds[: len(c)] = durations(graph.schedule, profile)
-    start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    end = np.where(is_kind(c.kind, (Compute, OverlappedPair)), (start + seconds)[: len(c)], 0.0)
+    timeline = time_graph(event_graph(add_transfers(schedule)[0]), profile)
+    c = timeline.schedule.columns
+    end = np.where(is_kind(c.kind, Compute), timeline.end, 0.0)
     times = []
     for worker in schedule.live:
         w = schedule.shape.worker_index(worker)

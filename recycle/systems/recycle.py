@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from math import ceil, inf
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -59,19 +59,16 @@ _FIRST, _LEAN = float(1 << 20), 1e-6
 _TOLERANCE = 1e-9
 
 
+_OptimizerMode = tuple[bool, Literal["device", "host"]]
+"""(whether it is staggered, where the state before a staggered step is kept)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfiguration(ActiveConfiguration):
     """An active plan: the slot of each occupied position, and its vector, at each rank at least the dead workers."""
 
     slots: dict[Worker, int]
     vector: Vector
-
-
-class _OptimizerMode(NamedTuple):
-    """Optimizer mode: staggered or not, and where the state before a staggered step is kept."""
-
-    staggered: bool
-    undo: Literal["device", "host"]
 
 
 class ReCycle(CheckpointedSystem[PlanConfiguration]):
@@ -104,22 +101,18 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         self._plans: dict[Vector, Plan] = {}
 
     def _with_mode(self, scenario: Scenario, mode: _OptimizerMode) -> PricedJob:
-        techniques = self.techniques | {"staggered": mode.staggered}
-        planner = replace(scenario.job.planner, **techniques)
+        staggered, undo = mode
+        planner = replace(scenario.job.planner, **self.techniques, staggered=staggered)
         if scenario.job.times.profile == ANALYTIC:  # their bytes and seconds follow from the techniques
-            train = replace(scenario.job.train, undo=mode.undo)
+            train = replace(scenario.job.train, undo=undo)
             return scenario.job.with_sections(planner=planner, train=train)
         return replace(scenario.job, planner=planner)
 
     def _optimizer_modes(self, scenario: Scenario, staggered: bool) -> list[_OptimizerMode]:
-        own = _OptimizerMode(staggered, scenario.job.train.undo)
+        own = staggered, scenario.job.train.undo
         if scenario.job.times.profile != ANALYTIC or not staggered:
             return [own]
-        return list(
-            dict.fromkeys(
-                [own, _OptimizerMode(True, "device"), _OptimizerMode(True, "host"), _OptimizerMode(False, "device")]
-            )
-        )
+        return list(dict.fromkeys([own, (True, "device"), (True, "host"), (False, "device")]))
 
     def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
         modes = self._optimizer_modes(scenario, staggered)
@@ -165,10 +158,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             state=after,
             pause=dataclasses.replace(
                 scenario.pause(detected=touched),
-                copy=seconds + scenario.copy_seconds(max([*received, *busiest], default=0.0)),
+                copy=seconds + scenario.copy_seconds(max([*received, busiest])),
             ),
             loss=Loss.ITERATION if touched else Loss.NOTHING,
-            bytes=moved + sum(received) + sum(restored),
+            bytes=moved + sum(received) + restored,
             event="re-route" if touched else "join",
         )
 
@@ -189,16 +182,18 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             for rank in {position.rank for position, slot in slots.items() if slot in gone}
         )
 
-    def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
-        shape, restored, busiest = self.scenario.shape, list[float](), list[float]()
+    def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[float, float]:
+        """Return the bytes of shards that are copied, in all and to the busiest worker."""
+        shape, restored, busiest = self.scenario.shape, 0.0, 0.0
+        owned_of_rank = self._per_rank(self.scenario.owned_per_stage())
         hosts = Counter(position.rank for position in after)
         for rank, died in sorted(Counter(position.rank for position in before.keys() - after.keys()).items()):
-            owned, survivors = self._owned[rank], hosts[rank]
+            owned, survivors = owned_of_rank[rank], hosts[rank]
             if owned and survivors >= self.scenario.copies:
                 shard = owned / self.scenario.copies
                 shards = died * self.scenario.copies * shape.pipelines // (died + survivors)
-                restored.append(shards * shard)
-                busiest.append(ceil(shards / survivors) * shard)
+                restored += shards * shard
+                busiest = max(busiest, ceil(shards / survivors) * shard)
         return restored, busiest
 
     def _schedules(self, vector: Vector) -> list[TimedSchedule]:
@@ -218,11 +213,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         return min(fitting, key=lambda v: (self._periods[v], v), default=None)
 
     def _normal_vector(self, dead: int) -> Vector | None:
-        bounds = self._bounds
-        values = sorted({bound for row in bounds.rows for bound in row})
-        room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
-        if room is None:
+        thresholds = self._bounds.thresholds(dead)
+        if not thresholds:
             return None
+        room = self._bounds.room(thresholds[0])
         costs: list[Callable[[int, int], float]] = [
             lambda rank, k: k * k + _LEAN * rank * k,
             lambda rank, k: k * k - _LEAN * rank * k,
@@ -309,7 +303,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         served = self.serving_vector(dead_vector)
         if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
             return slots, 0.0, 0.0
-        vacant = self._positions - slots.keys()
+        vacant = frozenset(shape.workers()) - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.bound_of(dead_vector) - best, 0.0) or self.period(dead_vector) - best
@@ -328,16 +322,8 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         return 1 / (scenario.failure_rate * scenario.nodes * self.period((0,) * scenario.shape.ranks))
 
     @cached_property
-    def _positions(self) -> frozenset[Worker]:
-        return frozenset(self.scenario.shape.workers())
-
-    @cached_property
     def _state(self) -> list[float]:
         return self._per_rank(self.scenario.state_per_stage())
-
-    @cached_property
-    def _owned(self) -> list[float]:
-        return self._per_rank(self.scenario.owned_per_stage())
 
     def _per_rank(self, per_stage: list[float]) -> list[float]:
         shape = self.scenario.shape

@@ -18,7 +18,7 @@ from recycle.solve.effort import Deadline
 from recycle.solve.layout.elastic import quick_elastic_plan
 from recycle.systems.recycle import PlanConfiguration, ReCycle
 from recycle.systems.scenario import Scenario
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, TimedSchedule
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State
 
 _LAYOUTS: dict[tuple[str, int], Plan | None] = {}
 """Layouts by cache key of the job and number of live workers, kept for the process: the same for every trace."""
@@ -65,11 +65,8 @@ class ElasticReCycle(ReCycle):
             period=plan.period,
             reconsider=False,
             idle=len(self.scenario.slots(state.live)) - hosts,
-            schedules=lambda: self._timed(plan),
+            schedules=lambda: [(plan.schedule, profile_of_layout(self.job, self.profile, plan.shape))],
         )
-
-    def _timed(self, plan: Plan) -> list[TimedSchedule]:
-        return [(plan.schedule, profile_of_layout(self.job, self.profile, plan.shape))]
 
     def _layout(self, state: PlanConfiguration) -> Plan | None:
         count = len(self.scenario.slots(state.live))

@@ -8,9 +8,9 @@ each system has the scenario in its usual mode (`with_copies`): redundant shards
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf, sqrt
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from recycle.errors import JobError
-from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, analytic, price
 from recycle.job.cut import balanced, units_of
 from recycle.job.footprint import parameter_bytes, undone_bytes
@@ -26,7 +25,7 @@ from recycle.job.layers import Layer, stage_bytes, stage_profile, stage_sums
 from recycle.job.pricing import byte_limit
 from recycle.job.profile import Profile
 from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
-from recycle.job.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker, node_of
 from recycle.plans.shards import owners_of
 from recycle.systems.system import Checkpoints, DoesNotFit, Nodes, Pause
 
@@ -156,20 +155,12 @@ class Scenario:
 
     def layers_over(self, hosts: int) -> tuple[Layer, ...]:
         """Return the layers with `hosts` hosts each, which share the optimizer's state as the job says."""
-        return self._layers_over(hosts) if self.copies else self.layers
-
-    @cached_property
-    def _layers_over(self) -> Callable[[int], tuple[Layer, ...]]:
-        return cache(lambda hosts: analytic.layers(self._job_over(hosts)))
+        return analytic.layers(self._job_over(hosts)) if self.copies else self.layers
 
     def _job_over(self, hosts: int) -> Job:
         grid, train = self.job.grid, self.job.train
         train = replace(train, optimizer_copies=min(train.optimizer_copies, hosts))
         return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
-
-    def with_gathers(self, schedule: Schedule) -> Schedule:
-        """Return the schedule, with gathers of stepped parameters if the optimizer's state is sharded."""
-        return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
 
     def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
         """Return whether only dead hosts had a part of a stage's optimizer state.
@@ -375,20 +366,19 @@ def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
 def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     """Return the node of each worker, by index: as `place_workers` does, in even blocks for a single pipeline."""
     if shape.pipelines > 1:
-        workers = shape.pipelines * shape.ranks
-        nodes = max(2, -(-workers // workers_per_node))
-        return tuple(((slot + 1) * nodes - 1) // workers for slot in range(workers))
+        return tuple(node_of(shape, workers_per_node).values())
     count = -(-shape.ranks // workers_per_node)
     return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
 
 
 def _memory(job: PricedJob) -> tuple[float, ...] | None:
-    limits, ranks, stages = job.limits, job.shape.ranks, job.shape.stages
-    hosted = [job.shape.stages_of_rank(rank) for rank in range(ranks)]
-    if (stated := byte_limit(job, job.prices)) is not None:
-        return (stated,) * ranks
-    if limits is None:
+    shape, prices = job.shape, job.prices
+    if (stated := byte_limit(job, prices)) is not None:
+        return (stated,) * shape.ranks
+    if job.limits is None:
         return None
-    activation = job.prices.per_stage("activation", stages)
-    fixed = [job.prices.fixed_bytes(own, stages) for own in hosted]
-    return tuple(fixed[r] + limit * max(activation[s] for s in hosted[r]) for r, limit in enumerate(limits))
+    activation = prices.per_stage("activation", shape.stages)
+    limits = zip(map(shape.stages_of_rank, range(shape.ranks)), job.limits, strict=True)
+    return tuple(
+        prices.fixed_bytes(own, shape.stages) + limit * max(activation[s] for s in own) for own, limit in limits
+    )

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Floats, Ints, Rows
+from recycle.ir.columns import Columns, Flags, Floats, Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.gaps import Gap, GapCause, Gaps
@@ -58,10 +58,6 @@ class DependencyIndex:
         source, target, cause = event_edges(self.timeline.schedule.columns, self.timeline.dependencies)
         return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 
-    def _receive_of(self, row: int) -> int:
-        receives = np.flatnonzero(self.timeline.dependencies.sends == row)
-        return int(receives[0]) if len(receives) else -1
-
     def inputs(self, row: int, limit: int = MAX_LISTED) -> tuple[list[Input], int]:
         """Return (at most `limit` inputs of `row`, last arrival first; number of all inputs)."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
@@ -90,19 +86,18 @@ class DependencyIndex:
 
     def outputs(self, row: int, limit: int = MAX_LISTED) -> list[int]:
         """Return the consumers of `row`'s results, on this worker and, through transfers, on others; by start."""
-        timeline, rows = self.timeline, self.timeline.dependencies.rows
+        rows, sends = self.timeline.dependencies.rows, self.timeline.dependencies.sends
         consumers: list[int] = []
         queue = [row]
         while queue:
             for target, reason in zip(*self._neighbours(queue.pop(), 1), strict=True):
-                receive = self._receive_of(target) if target < rows else -1
-                if reason in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
+                if reason in (Cause.ORDER, Cause.LANE) or target >= rows:
                     continue
-                if receive >= 0:
-                    queue.append(receive)
-                elif timeline.dependencies.sends[target] < 0:
+                receives = np.flatnonzero(sends == target).tolist()
+                queue += receives
+                if not receives and sends[target] < 0:
                     consumers.append(int(target))
-        return sorted(consumers, key=lambda consumer: (timeline.start[consumer], consumer))[:limit]
+        return sorted(consumers, key=lambda consumer: (self.timeline.start[consumer], consumer))[:limit]
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         matching = np.flatnonzero(self._edges[1 - end] == node)
@@ -254,7 +249,7 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
     )
 
 
-def _before_first(c: Columns) -> npt.NDArray[np.bool_]:
+def _before_first(c: Columns) -> Flags:
     """Whether each row is the first instruction of its worker, transfers excluded."""
     rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
     is_first = np.zeros(len(c), dtype=np.bool_)

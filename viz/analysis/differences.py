@@ -18,10 +18,9 @@ from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.errors import RecycleError
-from recycle.ir.columns import Floats, Rows
+from recycle.ir.columns import Flags, Floats, Rows
 from recycle.ir.kinds import Compute, Instruction, StageWide, ValueKind, per_kind
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
@@ -30,16 +29,13 @@ from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
 
+_GRADIENTS = ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT
+
 
 def _role(cls: type[Instruction]) -> int:
     if not issubclass(cls, Compute | StageWide):
         return -1
     return int(cls.row.produces[0]) if cls.row.produces else len(ValueKind) + cls.kind
-
-
-def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> Any:
-    gradients = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
-    return per_kind(lambda cls: cls.row.produces == gradients, np.bool_)[kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +53,7 @@ class Matches:
     second: Rows
     time: Floats
     delta: Floats
-    moved: npt.NDArray[np.bool_]
+    moved: Flags
     only_first: Rows
     only_second: Rows
 
@@ -70,11 +66,11 @@ def is_weight_half(first: Timeline, matches: Matches) -> Any:
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines; none if their stages hold different layers. O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
-    first_items, second_items = (_WorkItems.from_timeline(each, _extent(shapes)) for each in (first, second))
-    a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
-    if not _have_same_layers(*shapes):
-        b = b.subset(slice(0))
-    _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
+    extent = _extent(shapes)
+    keys, other_keys = (_keys(each.schedule, extent) for each in (first, second))
+    a, b = _work_items(first, keys, other_keys, extent), _work_items(second, other_keys, keys, extent)
+    matchable = b.key if _have_same_layers(*shapes) else b.key[:0]
+    _, in_a, in_b = np.intersect1d(a.key, matchable, assume_unique=True, return_indices=True)
     order = np.lexsort((a.row[in_a], a.start[in_a]))
     in_a, in_b = in_a[order], in_b[order]
     return Matches(
@@ -83,8 +79,8 @@ def match(first: Timeline, second: Timeline) -> Matches:
         a.start[in_a],
         b.start[in_b] - a.start[in_a],
         a.worker[in_a] != b.worker[in_b],
-        np.setdiff1d(first_items.row, a.row[in_a]),
-        np.setdiff1d(second_items.row, b.row[in_b]),
+        np.setdiff1d(a.row, a.row[in_a]),
+        np.setdiff1d(b.row, b.row[in_b]),
     )
 
 
@@ -105,32 +101,24 @@ class _WorkItems(NamedTuple):
     row: Rows
     worker: Rows
     start: Floats
-    is_part: npt.NDArray[np.bool_]
 
-    @classmethod
-    def from_timeline(cls, timeline: Timeline, extent: tuple[int, ...]) -> _WorkItems:
-        schedule, stages = timeline.schedule, timeline.schedule.shape.stages
-        key, row, worker = _keys(schedule, extent)
-        whole = np.flatnonzero(_is_whole_backward(schedule.columns.kind[row]))
-        halves = [np.array(timeline.profile.per_stage(f"backward_{half}", stages)) for half in ("input", "weight")]
-        input_share = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
-        begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
-        return cls(
-            np.append(key, key[whole] + math.prod(extent)),
-            np.append(row, row[whole]),
-            np.append(worker, worker[whole]),
-            np.append(timeline.start[row], begin + input_share * (end - begin)),
-            np.repeat([False, True], [len(key), len(whole)]),
-        )
 
-    def shared_parts(self, other: _WorkItems) -> _WorkItems:
-        """Drop the weight parts without an instruction in `other`."""
-        is_shared = ~self.is_part
-        is_shared[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
-        return self.subset(is_shared)
-
-    def subset(self, chosen: Any) -> _WorkItems:
-        return _WorkItems(*(column[chosen] for column in self))
+def _work_items(timeline: Timeline, keys: _Keys, others: _Keys, extent: tuple[int, ...]) -> _WorkItems:
+    """Return the keyed instructions, and the weight halves of whole backwards that `others` have on their own."""
+    c, stages = timeline.schedule.columns, timeline.schedule.shape.stages
+    key, row, worker = keys
+    weight_key = key + math.prod(extent)
+    is_whole = per_kind(lambda cls: cls.row.produces == _GRADIENTS, np.bool_)[c.kind[row]]
+    whole = np.flatnonzero(is_whole & np.isin(weight_key, others[0], assume_unique=True))
+    halves = [np.array(timeline.profile.per_stage(f"backward_{half}", stages)) for half in ("input", "weight")]
+    input_share = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[c.stage[row[whole]]]
+    begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
+    return _WorkItems(
+        np.append(key, weight_key[whole]),
+        np.append(row, row[whole]),
+        np.append(worker, worker[whole]),
+        np.append(timeline.start[row], begin + input_share * (end - begin)),
+    )
 
 
 def _extent(shapes: Sequence[Shape]) -> tuple[int, ...]:
@@ -138,7 +126,11 @@ def _extent(shapes: Sequence[Shape]) -> tuple[int, ...]:
     return tuple(np.max([(s.stages, s.pipelines, max(s.micro_batches, s.ranks)) for s in shapes], axis=0).tolist())
 
 
-def _keys(schedule: Schedule, extent: tuple[int, ...]) -> tuple[Rows, Rows, Rows]:
+_Keys = tuple[Rows, Rows, Rows]
+"""(keys of instructions, ascending, their rows and workers)."""
+
+
+def _keys(schedule: Schedule, extent: tuple[int, ...]) -> _Keys:
     work_rows, shape = operations_of(schedule), schedule.shape
     role = per_kind(_role, np.int64)[work_rows.kind]
     keyed = np.flatnonzero((role >= 0) & work_rows.valid)

@@ -268,16 +268,16 @@ def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> 
 def workers_figure(shape: Shape, columns: Mapping[str, Sequence[float | None]]) -> go.Figure:
     """Return a heat map of ranks and pipelines, with a button for each column of numbers by worker; None is a gap."""
     size: Any = shape.pipelines, shape.ranks
-    scales: list[dict[str, Any]] = []
+    buttons: list[dict[str, Any]] = []
     for name, values in columns.items():
         known = {value for value in values if value is not None}
         lowest = min(known) if len(known) > 1 else 0.0  # the scale of equal values begins at 0
-        grid = np.array(values, dtype=object).reshape(size).tolist()
         scale = {"zmin": lowest, "zmax": max(known, default=0.0) or 1.0, "colorbar.title.text": name}
-        scales.append({"z": [grid], **scale})
-    buttons = [{"label": scale["colorbar.title.text"], "method": "restyle", "args": [scale]} for scale in scales]
+        scale["z"] = [np.array(values, dtype=object).reshape(size).tolist()]
+        buttons.append({"label": name, "method": "restyle", "args": [scale]})
     hover, bar = "worker %{y}.%{x}: %{z:.4g}<extra></extra>", {"title": {"side": "right"}}
-    heat = go.Heatmap({**scales[0], "z": scales[0]["z"][0]}, colorscale="Cividis", hovertemplate=hover, colorbar=bar)
+    (first,) = buttons[0]["args"]
+    heat = go.Heatmap({**first, "z": first["z"][0]}, colorscale="Cividis", hovertemplate=hover, colorbar=bar)
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     menu = {"type": "buttons", "direction": "right", "buttons": buttons, "showactive": False, **place}
     titles = "pipeline", "rank (failed workers are empty)"

@@ -6,7 +6,7 @@ SVG, `figures.raster` in pixels. Equal tables give equal bytes of SVG.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -26,7 +26,6 @@ from viz.figures.palette import (
     MUTED,
     PAPER,
     RULE,
-    Paint,
     shade_of,
 )
 from viz.kinds import describe
@@ -93,9 +92,24 @@ Shape = Text | Line | Rectangle | Operation
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     """Return the picture as SVG text, `width` pixels wide. Operations have their description as a tooltip."""
-    heights = [LANE * panel.table.lanes for panel in panels]
-    body = map(_drawn, layout(panels, width, heights))
-    return _document(panels, body, width, height_of(heights))
+    lanes = [LANE * panel.table.lanes for panel in panels]
+    chunks, height = max((panel.table.chunks for panel in panels), default=1), _number(height_of(lanes))
+    shades = dict.fromkeys(shade_of(chunk, chunks) for chunk in range(chunks))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+            f' role="img" font-family={quoteattr(FONT)} font-size="{TEXT}" fill="{INK}">',
+            f"<title>{escape('; '.join(panel.title for panel in panels))}</title>",
+            "<defs>",
+            *(_hatch(paint.key, paint.fill, paint.hatch) for shade in shades for paint in CHUNK_PAINTS[shade]),
+            _hatch("failed", FAILURE_BAND, FAILURE_HATCH),
+            "</defs>",
+            f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
+            *map(_drawn, layout(panels, width, lanes)),
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def height_of(heights: Sequence[float]) -> float:
@@ -105,15 +119,12 @@ def height_of(heights: Sequence[float]) -> float:
 
 def layout(panels: Sequence[Panel], width: float, heights: Sequence[float]) -> Iterator[Shape]:
     """Lay out panels below each other; `heights` are the heights of their lanes."""
-    left, top = _gutter(panels), float(TOP)
+    left = 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
+    top = float(TOP)
     for panel, height in zip(panels, heights, strict=True):
         yield from _panel(panel, left, top, width - left - RIGHT, height)
         top += TITLE + height + AXIS + GAP
     yield from _legend(panels, left, top)
-
-
-def _gutter(panels: Sequence[Panel]) -> float:
-    return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
 
 
 def _panel(panel: Panel, left: float, top: float, width: float, height: float) -> Iterator[Shape]:
@@ -185,32 +196,6 @@ def _drawn(shape: Shape) -> str:
             return _rect(x, y, width, height, f' fill="{ground}"{border}')
         case Operation():
             return _operation(*shape)
-
-
-def _document(panels: Sequence[Panel], body: Iterable[str], width: int, tall: float) -> str:
-    height = _number(tall)
-    title = escape("; ".join(panel.title for panel in panels))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-            f' role="img" font-family={quoteattr(FONT)} font-size="{TEXT}" fill="{INK}">',
-            f"<title>{title}</title>",
-            "<defs>",
-            *(_hatch(paint.key, paint.fill, paint.hatch) for paint in _hatched(panels)),
-            _hatch("failed", FAILURE_BAND, FAILURE_HATCH),
-            "</defs>",
-            f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
-            *body,
-            "</svg>",
-            "",
-        ]
-    )
-
-
-def _hatched(panels: Sequence[Panel]) -> list[Paint]:
-    chunks = max((panel.table.chunks for panel in panels), default=1)
-    shades = dict.fromkeys(shade_of(chunk, chunks) for chunk in range(chunks))
-    return [paint for shade in shades for paint in CHUNK_PAINTS[shade]]
 
 
 def _number(value: float) -> str:

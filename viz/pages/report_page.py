@@ -69,7 +69,9 @@ class ReportPage(PageOfRun):
             return []
         cards = [self.plans_in_use()]
         if report.changes:
-            table = parts.table(*changes_table(report.changes))
+            used = [part for part in TimePart if any(part in change.costs for change in report.changes)]
+            head = ["step", "change", "what", *(part.value for part in used), "all", "slower after"]
+            table = parts.table(head, [_costs(change, used) for change in report.changes[-MAX_CHANGES:]])
             cards.append(parts.card("What changes cost, in seconds", table, caption=CHANGES_CAPTION))
         return cards
 
@@ -182,19 +184,6 @@ def part_rows(report: RunReport) -> list[list[Any]]:
     return rows
 
 
-def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[str | None]]]:
-    """Return head and rows of the last MAX_CHANGES changes, with a column for each part in their costs."""
-    used = [part for part in TimePart if any(part in change.costs for change in changes)]
-    head = ["step", "change", "what", *(part.value for part in used), "all", "slower after"]
-    rows = [
-        [
-            str(change.step),
-            change.kind,
-            change.what,
-            *(short(change.costs[part]) if part in change.costs else None for part in used),
-            short(change.seconds),
-            None if change.slower is None else short(change.slower),
-        ]
-        for change in changes[-MAX_CHANGES:]
-    ]
-    return head, rows
+def _costs(change: GenerationChange, used: Sequence[TimePart]) -> list[Any]:
+    seconds = [*(change.costs.get(part) for part in used), change.seconds, change.slower]
+    return [change.step, change.kind, change.what, *seconds]

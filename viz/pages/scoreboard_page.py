@@ -43,7 +43,7 @@ class ScoreboardPage(Page):
         ranked = rank(files, self.cache, scenario)
         best = f"{ranked[0].file.name} is the fastest." if ranked[0].is_usable else "None can be used."
         caption = f"{best} {times_text(files)} {_PICK}"
-        content = [parts.card("Schedules", table_of(ranked, files, self.cache), caption=caption)]
+        content = [parts.card("Schedules", self.table_of(ranked), caption=caption)]
         plotted = [row for row in ranked if {"period", "peak memory"} <= row.figures.keys()]
         points = [[row.file.name, *(row.figures[name].number for name in ("period", "peak memory"))] for row in plotted]
         if points:
@@ -52,6 +52,25 @@ class ScoreboardPage(Page):
             plot = parts.figure_view(figure, self.name("plot"), "Peak memory of each schedule against its period")
             content.append(parts.card("Memory against period", plot, caption="The lower left is best."))
         return [html.Div(content, className="wide")]
+
+    def table_of(self, ranked: Sequence[RankedSchedule]) -> html.Div:
+        """Build a row per schedule with its lanes and figures, to sort and to pick."""
+        names, files = dict.fromkeys(name for row in ranked for name in row.figures), self.workspace.files
+        is_pictured = sum(len(file.lanes) for file in files) <= MAX_PICTURED
+        rows = []
+        for file, entry, by_name, verdict in ranked:
+            key = f"file/{files.index(file)}" if file.timeline is not None else None
+            title, index = str(file.schedule.shape), "0" if key else None
+            cells: list[object] = [parts.tag(html.Span, file.name, title=title, data_pick=key, tabIndex=index)]
+            if is_pictured:
+                timed, given = (lanes_address(self.cache.put(lanes)) for lanes in (entry, file.timed))
+                cells.append(parts.div("lanes-spark", data_address=timed, data_original=given, data_title=file.name))
+            for name in names:
+                figure = by_name.get(name)
+                cells.append(figure and parts.tag(html.Span, figure.value, data_sort=str(figure.number)))
+            rows.append([*cells, verdict])
+        head = ["", *(["lanes"] * is_pictured), *names, "checker"]
+        return parts.table(head, rows, "scoreboard")
 
     def register(self, app: Dash) -> None:
         @app.callback(self.output("lanes"), Input(TABS, "value"), *INPUTS)
@@ -93,26 +112,6 @@ def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario = A
         return not row.is_usable, row.figures["period"].number if "period" in row.figures else float("inf")
 
     return sorted(ranked, key=place)
-
-
-def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel) -> html.Div:
-    """Build a row per schedule with its lanes and figures, to sort and to pick."""
-    names = dict.fromkeys(name for row in ranked for name in row.figures)
-    is_pictured = sum(len(file.lanes) for file in files) <= MAX_PICTURED
-    rows = []
-    for file, entry, by_name, verdict in ranked:
-        key = f"file/{files.index(file)}" if file.timeline is not None else None
-        title, index = str(file.schedule.shape), "0" if key else None
-        cells: list[object] = [parts.tag(html.Span, file.name, title=title, data_pick=key, tabIndex=index)]
-        if is_pictured:
-            timed, given = (lanes_address(model.put(lanes)) for lanes in (entry, file.timed))
-            cells.append(parts.div("lanes-spark", data_address=timed, data_original=given, data_title=file.name))
-        for name in names:
-            figure = by_name.get(name)
-            cells.append(figure and parts.tag(html.Span, figure.value, data_sort=str(figure.number)))
-        rows.append([*cells, verdict])
-    head = ["", *(["lanes"] * is_pictured), *names, "checker"]
-    return parts.table(head, rows, "scoreboard")
 
 
 def times_text(files: Sequence[ScheduleFile]) -> str:

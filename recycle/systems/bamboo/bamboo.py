@@ -21,15 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from math import ceil
 
 from recycle.job.profile import Profile
-from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy_hosts, iteration_schedule
+from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, copies, healthy_hosts, iteration_schedule
 from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.joint_iteration import WorkerTimes, even_shares, iteration_seconds, worker_times
 from recycle.systems.scenario import Scenario
-from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Nodes, State, Stopped, TimedSchedule
+from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Nodes, State, Stopped
 
 OVERLOADED_SHARE = 0.05
 """Threshold of 2 * overloaded / active above which Bamboo rearranges its pipelines."""
@@ -91,9 +91,6 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
 
     # ---- configurations
 
-    def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[TimedSchedule]:
-        return [(iteration_schedule(hosts, shares), self._profile(self.depth, len(hosts)))]
-
     def _fitting(self) -> tuple[int, DoesNotFit | None]:
         slots, layers = len(self.scenario.node_of), len(self.scenario.layers)
         preferred = min(self.scenario.shape.ranks, layers)
@@ -121,10 +118,8 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
         activation = profile.per_stage("activation", depth)
         most = ceil(self.scenario.micro_batches / pipelines)
         held = [most if self.buffer_per_micro_batch else min(depth - s, most) for s in range(depth)]
-        needed = []
-        for stage in range(depth):
-            hosted = {stage, (stage + 1) % depth}
-            needed.append(profile.fixed_bytes(hosted, depth) + sum(held[s] * activation[s] for s in hosted))
+        hosted = [copies(stage, depth) for stage in range(depth)]
+        needed = [profile.fixed_bytes(own, depth) + sum(held[s] * activation[s] for s in own) for own in hosted]
         worker = self.scenario.fullest(needed)
         if worker.fits:
             return None
@@ -155,7 +150,7 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
             checkpoints=self.scenario.checkpoints(self.scenario.nodes, self._fatal_share(len(pipelines))),
             reconsider=self._should_rearrange(pipelines, waiting),
             layout=f"{len(pipelines)} x {self.depth}",
-            schedules=partial(self._schedules, hosts, shares),
+            schedules=lambda: [(iteration_schedule(hosts, shares), self._profile(self.depth, len(hosts)))],
             pipelines=pipelines,
         )
 
@@ -211,14 +206,7 @@ class Bamboo(CheckpointedSystem[BambooConfiguration]):
         forward, activation, inputs, weight = (
             profile.per_stage(name, depth) for name in ("forward", "activation", "backward_input", "backward_weight")
         )
-        longest = 0.0
-        for old, new in zip(before, after, strict=True):
-            seconds = 0.0
-            for stage in range(depth):
-                if old.hosts[stage] != new.hosts[stage]:
-                    has_stash = stage > 0
-                    again = inputs[stage] + weight[stage] + (0.0 if has_stash else forward[stage])
-                    swap_in = activation[stage] / self.pcie if has_stash else 0.0
-                    seconds += min(most, depth - stage) * (again + swap_in)
-            longest = max(longest, seconds)
-        return longest
+        restored = [forward[0], *(each / self.pcie for each in activation[1:])]  # the first stage has no stash
+        seconds = [min(most, depth - s) * (inputs[s] + weight[s] + restored[s]) for s in range(depth)]
+        hosts = [(old.hosts, new.hosts) for old, new in zip(before, after, strict=True)]
+        return max(sum(seconds[s] for s in range(depth) if old[s] != new[s]) for old, new in hosts)

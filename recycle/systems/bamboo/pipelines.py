@@ -11,6 +11,7 @@ forward again when needed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -90,25 +91,20 @@ def arrange(
     for row in chosen:
         for rank in range(depth):
             if row[rank] is None:
-                row[rank] = slot = _best_slot(free, row, rank, home, node_of)
-                del free[slot]
+                neighbors = row[rank - 1], row[(rank + 1) % depth]
+                nodes = {node_of[slot] for slot in neighbors if slot is not None}
+                row[rank] = best = min(free, key=lambda slot: (node_of[slot] in nodes, home.get(slot) != rank))
+                del free[best]
     return [Pipeline(tuple(s for s in row if s is not None), healthy_hosts(depth)) for row in chosen]
 
 
-def _best_slot(
-    free: Iterable[int], row: Sequence[int | None], rank: int, home: dict[int, int], node_of: Sequence[int]
-) -> int:
-    neighbor_nodes = {node_of[s] for s in (row[rank - 1], row[(rank + 1) % len(row)]) if s is not None}
-    return min(free, key=lambda slot: (node_of[slot] in neighbor_nodes, home.get(slot) != rank))
-
-
 def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
-    count: dict[int, int] = {}
-    places = []
+    on_node: Counter[int] = Counter()
+    turn: dict[int, int] = {}
     for slot in sorted(slots):
-        turn = count[node_of[slot]] = count.get(node_of[slot], -1) + 1
-        places.append((turn, slot))
-    return [slot for _, slot in sorted(places)]
+        turn[slot] = on_node[node_of[slot]]
+        on_node[node_of[slot]] += 1
+    return sorted(turn, key=turn.__getitem__)
 
 
 def iteration_schedule(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:

@@ -46,35 +46,21 @@ def reconfigure(
     remaining = [[node for node in members if node not in dead] for members in pipelines]
     damaged = [place for place, members in enumerate(remaining) if len(members) not in sizes and members]
     for place in sorted(damaged, key=lambda place: -len(remaining[place])):
-        members = remaining[place]
-        while len(members) < least and (giver := _giver(remaining, place, sizes)) is not None:
-            members.append(remaining[giver].pop())
+        members, others = remaining[place], remaining[:place] + remaining[place + 1 :]
+        while len(members) < least and (
+            givers := [other for other in others if len(other) in sizes and len(other) - 1 in sizes]
+        ):
+            members.append(max(givers, key=len).pop())
             event = max(event, "borrow", key=_EVENTS.index)
         if len(members) not in sizes:
-            other = _partner(remaining, place, sizes)
-            if other is None:
+            partners = [other for other in others if other and len(other) + len(members) in sizes]
+            if not partners:
                 return None
-            remaining[other] += members
-            remaining[place] = []
+            min(partners, key=len).extend(members)
+            members.clear()
             event = "merge"
     result = [tuple(members) for members in remaining if members]
     return (result, event) if result and all(len(members) in sizes for members in result) else None
-
-
-def _giver(pipelines: Sequence[Sequence[int]], taker: int, sizes: Collection[int]) -> int | None:
-    able = [
-        p for p, members in enumerate(pipelines) if p != taker and len(members) in sizes and len(members) - 1 in sizes
-    ]
-    return max(able, key=lambda p: len(pipelines[p]), default=None)
-
-
-def _partner(pipelines: Sequence[Sequence[int]], place: int, sizes: Collection[int]) -> int | None:
-    able = [
-        p
-        for p, members in enumerate(pipelines)
-        if p != place and members and len(members) + len(pipelines[place]) in sizes
-    ]
-    return min(able, key=lambda p: len(pipelines[p]), default=None)
 
 
 def layers_per_node(split: Split, workers_per_node: int) -> list[LayerRange]:
