@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +87,16 @@ class WeightGradientStore:
         """
         # Detached: the saved input would keep the graph before it alive until W.
         inputs, gradient = inputs.detach(), gradient.detach()
-        compute = partial(self._compute, weight, bias, inputs, gradient, sequences)
+
+        # A summed gradient with a graph would keep its micro-batch's activations alive; no_grad is for the sink, too.
+        @torch.no_grad()
+        def compute() -> None:
+            whole = inputs if sequences is None else gather_sequences(inputs, sequences)
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            self._product(weight, rows, whole.reshape(-1, whole.shape[-1]))
+            if bias is not None:
+                self._sink(bias, rows.sum(dim=0))
+
         self.defer(Deferred((weight,), (inputs, gradient), compute))
 
     def defer(self, work: Deferred) -> None:
@@ -123,23 +132,6 @@ class WeightGradientStore:
     def clear(self) -> None:
         self._waiting.clear()
         self._recording = None
-
-    # A summed gradient with a graph would keep its micro-batch's activations alive; the sink runs under no_grad too.
-    @torch.no_grad()
-    def _compute(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs: torch.Tensor,
-        gradient: torch.Tensor,
-        sequences: ProcessGroup | None,
-    ) -> None:
-        if sequences is not None:
-            inputs = gather_sequences(inputs, sequences)
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
-        if bias is not None:
-            self._sink(bias, rows.sum(dim=0))
 
 
 class _SplitLinear(torch.autograd.Function):
@@ -184,13 +176,10 @@ class _SplitLinear(torch.autograd.Function):
         return input_gradient, None, None, None, None, None
 
 
-class _SplitForward:
-    def __init__(self, store: WeightGradientStore, layer: str) -> None:
-        self._store = store
-        self._layer = layer
+def _split_forward(store: WeightGradientStore, layer: str) -> Callable[..., torch.Tensor]:
+    """Return the computation of a layer, which takes megatron-core's arguments."""
 
-    def __call__(
-        self,
+    def forward(
         input: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -203,18 +192,15 @@ class _SplitForward:
         **others: Any,
     ) -> torch.Tensor:
         neutral = versions.linear_defaults()
-        refused = {
-            "gradient_accumulation_fusion": gradient_accumulation_fusion,
-            "defer_embedding_wgrad_compute": grad_output_buffer is not None,
-            **{name: name not in neutral or value != neutral[name] for name, value in others.items()},
-        }
-        _refuse(self._layer, refused)
+        _refuse(layer, {name: name not in neutral or value != neutral[name] for name, value in others.items()})
         group, sequences = tp_group if allreduce_dgrad else None, tp_group if sequence_parallel else None
         anchor = None if input.requires_grad else weight
         output: torch.Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
-            input, anchor, (weight, bias), self._store, group, sequences
+            input, anchor, (weight, bias), store, group, sequences
         )
         return output
+
+    return forward
 
 
 class SplitLinears:
@@ -226,7 +212,7 @@ class SplitLinears:
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
         require_exact_split()
         self._split = [
-            (layer, _SplitForward(store, name))
+            (layer, _split_forward(store, name))
             for name, layer in _linears(model).items()
             if layer.weight is None or layer.weight.requires_grad
         ]
@@ -305,7 +291,7 @@ def require_exact_split() -> None:
     store = WeightGradientStore(sums.__setitem__)
     expected = gradients(is_split=False)
     for layer in (column, row):
-        versions.set_linear_hook(layer, _SplitForward(store, type(layer).__name__))
+        versions.set_linear_hook(layer, _split_forward(store, type(layer).__name__))
     for kind, is_split in (("split", True), ("whole", False)):
         for gradient, other in zip(expected, gradients(is_split), strict=True):
             if gradient is None or other is None or not torch.equal(gradient, other):
