@@ -611,9 +611,9 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
             "[data] provider": self.data.provider,
             "[eval] data.provider": None if others is None else others.provider,
             "[train] loss": self.train.loss,
-            **self.train.optimizers(),
+            **{key: name for key, name in self.train.optimizers().items() if name not in OPTIMIZERS},
         }
-        return {key: name for key, name in stated.items() if name is not None and name not in OPTIMIZERS}
+        return {key: name for key, name in stated.items() if name is not None}
 
     def sequences_before(self, iteration: int) -> int:
         """Return the sequences that training has used before an iteration."""

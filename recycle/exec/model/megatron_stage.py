@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from recycle.exec.model.loss import TokenMean
 from recycle.exec.model.offload import SavedActivations
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
-from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.providers import Providers
 from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, StoredPart
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
@@ -34,10 +33,8 @@ from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_para
 from recycle.ir.instruction import (
     BackwardInput,
     Compute,
-    Forward,
     HostCopy,
     Instruction,
-    Replay,
 )
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
@@ -66,11 +63,11 @@ class MegatronStage(Stage):
         device: torch.device,
         batches: Batches | None,
         part: Any,
-        tied_sum: Accumulator | None = None,
-        tensor_rank: int = 0,
-        providers: Providers = NONE,
-        evaluation: Batches | None = None,
-        held: Mapping[int, StatePiece] = MappingProxyType({}),
+        tied_sum: Accumulator | None,
+        tensor_rank: int,
+        providers: Providers,
+        evaluation: Batches | None,
+        held: Mapping[int, StatePiece],
     ) -> None:
         self._type = PRECISIONS[job.train.precision]
         self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
@@ -183,7 +180,7 @@ class MegatronStage(Stage):
     def _run_forward(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[Any, torch.Tensor]:
-        entry = self._entry(cls, micro_batch, activation)
+        entry = self._entry(activation)
         with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, self._part.module):
             output = self._compute(micro_batch, entry)
         return (entry, None if self._recomputes else output), output
@@ -197,10 +194,7 @@ class MegatronStage(Stage):
     def _add_loss(self, loss: torch.Tensor) -> None:
         self._losses.add(0, loss.reshape(1))
 
-    def _entry(
-        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        self._require_input(cls, micro_batch, activation)
+    def _entry(self, activation: torch.Tensor | None) -> torch.Tensor | None:
         entry = None if activation is None else activation.detach()
         if entry is not None and (bit := self._flips.take_input_bit()) is not None:
             entry = flipped_copy(entry, bit)
@@ -213,22 +207,17 @@ class MegatronStage(Stage):
         gradient: torch.Tensor | None,
         checksums: ChecksumBuilder,
     ) -> None:
-        entry = self._entry(Replay, micro_batch, activation)
+        entry = self._entry(activation)
         with self._incoming.attributed_to(checksums, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
             checksums.activation(output)
-            by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
+            by_entry = self._backward_from(micro_batch, entry, output, gradient)
             if by_entry is not None:
                 checksums.input_gradient(by_entry)
 
-    def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
-        if (activation is None) != self._is_first:
-            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
-
     @torch.no_grad()
     def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        self._require_input(Forward, micro_batch, activation)
         if not self._is_last:
             return self._compute(micro_batch, activation).detach()  # megatron-core enables autograd for residual sums
         number = self._number(micro_batch)
@@ -243,7 +232,7 @@ class MegatronStage(Stage):
         is_split, (entry, output) = cls is BackwardInput, held
         recording = self._store.record(micro_batch) if is_split else nullcontext()
         with recording, self._incoming.attributed_to(self._checksums_of(micro_batch), "I" if is_split else None):
-            return self._backward_from(cls, micro_batch, entry, output, gradient), None
+            return self._backward_from(micro_batch, entry, output, gradient), None
 
     def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None:
         with self._incoming.attributed_to(self._checksums_of(micro_batch), "W"):
@@ -317,14 +306,11 @@ class MegatronStage(Stage):
 
     def _backward_from(
         self,
-        cls: type[Instruction],
         micro_batch: MicroBatch,
         entry: torch.Tensor | None,
         output: torch.Tensor | None,
         gradient: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        if (gradient is None) != self._is_last:
-            raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
         if output is None:
             output = self._compute(micro_batch, entry)
         if self._graph is not None:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
-from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.providers import Providers
 from recycle.exec.model.router import stay_on_device
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
@@ -48,7 +48,7 @@ class DropoutSeeds:
         first_layer: int,
         seed: int,
         device: torch.device,
-        tensor: tuple[int, int] = (0, 1),
+        tensor: tuple[int, int],
         is_cut: bool = False,
     ) -> None:
         self._seed, self._device = seed, device
@@ -150,8 +150,8 @@ class StageModule:
         job: Job,
         index: int,
         device: torch.device,
-        providers: Providers = NONE,
-        tensor: tuple[int, int] = (0, 1),
+        providers: Providers,
+        tensor: tuple[int, int],
     ) -> None:
         model, rows = job.model, job.data.micro_batch_size
         stay_on_device(module)

@@ -222,6 +222,7 @@ class Stage(ABC):
         Returns the detached output to send; None on the last stage, which adds up the loss.
         """
         if self._evaluates:
+            self._require(Forward, micro_batch, activation, self._is_first)
             return self._evaluate(micro_batch, activation)
         output = self._hold(Forward, micro_batch, activation)
         if (checksums := self._checksums_of(micro_batch)) is not None:
@@ -240,6 +241,7 @@ class Stage(ABC):
     def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(cls, micro_batch, "its activations are already held")
+        self._require(cls, micro_batch, activation, self._is_first)
         self._held[micro_batch], output = self._run_forward(cls, micro_batch, activation)
         return output.detach()
 
@@ -280,6 +282,8 @@ class Stage(ABC):
         """Run REPLAY: F and B of another host's micro-batch. Sums nothing; returns the checksums of the results."""
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
+        self._require(Replay, micro_batch, activation, self._is_first)
+        self._require(Replay, micro_batch, gradient, self._is_last)
         checksums = ChecksumBuilder()
         self._run_replay(micro_batch, activation, gradient, checksums)
         return checksums
@@ -317,6 +321,7 @@ class Stage(ABC):
     ) -> tuple[torch.Tensor | None, Any]:
         if micro_batch not in self._held:
             raise self._misuse(cls, micro_batch, "its F has not run")
+        self._require(cls, micro_batch, gradient, self._is_last)
         input_gradient, saved = self._run_backward(cls, micro_batch, self._held.pop(micro_batch), gradient)
         if (checksums := self._checksums_of(micro_batch)) is not None and input_gradient is not None:
             checksums.input_gradient(input_gradient)
@@ -443,6 +448,12 @@ class Stage(ABC):
     def held_micro_batches(self) -> int:
         """Number of micro-batches that hold memory: from the start of F to the end of W (or B)."""
         return len(self._held) + len(self._waiting)
+
+    def _require(
+        self, cls: type[Instruction], micro_batch: MicroBatch, message: torch.Tensor | None, is_end: bool
+    ) -> None:
+        if (message is None) != is_end:
+            raise self._misuse(cls, micro_batch, "stage 0 takes no input, the last stage takes no gradient, others both")
 
     def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
         place = f"stage {self.index}, iteration {self._iteration}"

@@ -52,12 +52,11 @@ class FlatLayout:
             for begin in range(0, shape.numel(), elements)
         ]
 
-    def shards(self, count: int, elements: int, begin: int = 0, end: int | None = None) -> list[int]:
+    def shards(self, count: int, elements: int, begin: int, end: int) -> list[int]:
         """Bounds of `count` shards of about equal size in a range of a flat tensor: [count + 1].
 
         Shards begin at `blocks`, so that the norms of shards have the same terms as the norms of the whole.
         """
-        end = self.size if end is None else end
         return _nearest([*(at for at, _ in self.blocks(elements) if begin <= at < end), end], begin, end, count)
 
     def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
@@ -115,13 +114,18 @@ class Accumulator(ABC):
             target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; all by default.
+        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; by default of the rest.
 
         Each depends only on its block. At least one is not finite if any addend was out of bounds.
         """
-        blocks = self._blocks if end is None else [block for block in self._blocks if begin <= block[0] < end]
-        squares = _norms_squared(self.buffer, blocks)
-        return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
+        end = self.layout.size if end is None else end
+        blocks = [block for block in self._blocks if begin <= block[0] < end]
+        squares = torch.empty(len(blocks), dtype=torch.float64, device=self.buffer.device)
+        scratch = squares.new_empty(max((last - first for first, last in blocks), default=0))
+        for square, (first, last) in zip(squares, blocks, strict=True):
+            wide = scratch[: last - first].copy_(self.buffer[first:last])
+            torch.dot(wide, wide, out=square)
+        return [square / divisor**2 for square in squares.tolist()]
 
     def blocks_of(self) -> list[int]:
         return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
@@ -209,16 +213,6 @@ class FastSum(Accumulator):
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """`[train] accumulation` -> class."""
-
-
-def _norms_squared(flat: torch.Tensor, blocks: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    longest = max((end - begin for begin, end in blocks), default=0)
-    scratch = torch.empty(longest, dtype=torch.float64, device=flat.device)
-    squares = []
-    for begin, end in blocks:
-        wide = scratch[: end - begin].copy_(flat[begin:end])
-        squares.append(torch.dot(wide, wide))
-    return squares
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
