@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from recycle.job.architecture import Architecture, config_of
 from recycle.job.sections import ModelSection
@@ -51,11 +51,11 @@ class TensorBlock:
     their_shape: TensorShape
     their_index: tuple[slice, ...]
 
-    def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
+    def copy_in(self, ours: Tensor, block: Tensor) -> None:
         target = ours.view(self.our_view)[self.our_index]
         target.copy_(block.reshape(target.shape))
 
-    def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    def copy_out(self, theirs: Tensor, ours: Tensor) -> None:
         target = theirs[self.their_index]
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 

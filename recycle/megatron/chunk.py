@@ -20,6 +20,8 @@ from megatron.core.pipeline_parallel.schedules import (
     forward_step,
     get_tensor_shapes,
 )
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.errors import RunError, ScheduleWarning
 from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
@@ -51,9 +53,9 @@ class Call:
     first_val_step: bool | None
     sync: GradientSync
     message: tuple[tuple[int, ...], torch.dtype]
-    tokens: torch.Tensor
+    tokens: Tensor
     kept: dict[MicroBatch, list[Any]] = field(default_factory=dict)
-    losses: dict[MicroBatch, torch.Tensor] = field(default_factory=dict)
+    losses: dict[MicroBatch, Tensor] = field(default_factory=dict)
     seeded: Callable[[int, MicroBatch], AbstractContextManager[object]] | None = None
 
     @property
@@ -115,8 +117,8 @@ class ModelChunk:
         ):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graph = GraphSplit(trained, self._store, self._add)
-        self._hooks: dict[torch.nn.Parameter, Any] = {}
-        self._held: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._hooks: dict[Parameter, Any] = {}
+        self._held: dict[MicroBatch, tuple[Tensor | None, Tensor]] = {}
         self._warned = self._has_run = False
         self._data_of: Callable[[MicroBatch], Any] = lambda micro_batch: None
         self.call: Call
@@ -142,7 +144,7 @@ class ModelChunk:
     def expect(self, iteration: int, program: Any) -> None:
         """Do nothing: the script's iterators choose what to read."""
 
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         call, index = self.call, micro_batch.index
         if activation is not None:
             activation.requires_grad_(not call.forward_only)
@@ -178,7 +180,7 @@ class ModelChunk:
                 f"{self._stage}F{micro_batch}: the {what} of the forward step has no gradient; return a tensor that"
                 " depends on the model's output, not detached"
             )
-        sent: torch.Tensor | None = None if self._is_last else output.detach()
+        sent: Tensor | None = None if self._is_last else output.detach()
         if sent is not None and (message := (tuple(sent.shape), sent.dtype)) != call.message:
             raise RunError(
                 f"{self._stage}F{micro_batch}: the forward step returns {_described(message)}, and seq_length,"
@@ -192,11 +194,11 @@ class ModelChunk:
                 deallocate_output_tensor(output, call.config.deallocate_pipeline_outputs)
         return sent
 
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         with self.call.sync.on_for(Backward(self._stage, micro_batch)):
             return self._run_backward(micro_batch, gradient)
 
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward_input(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         with self.call.sync.on_for(BackwardInput(self._stage, micro_batch)), self._store.record(micro_batch):
             result = self._run_backward(micro_batch, gradient)
         if not self._warned and not self._store.held(micro_batch):
@@ -218,18 +220,18 @@ class ModelChunk:
         if timers is not None:
             timers("backward-compute").stop()
 
-    def _run_backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _run_backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         entry, output = self._held.pop(micro_batch)
         config = self.call.config
         if self._graph is not None:
             if gradient is None and config.grad_scale_func is not None:
                 output = config.grad_scale_func(output)
             return self._graph.backward(output, gradient, entry)
-        input_gradient: torch.Tensor | None = run_backward_step(entry, output, gradient, self.model, config)
+        input_gradient: Tensor | None = run_backward_step(entry, output, gradient, self.model, config)
         return input_gradient
 
-    def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        assert isinstance(parameter, torch.nn.Parameter)
+    def _add(self, parameter: Tensor, gradient: Tensor) -> None:
+        assert isinstance(parameter, Parameter)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         if parameter not in self._hooks:
             self._hooks[parameter] = gradient_hook(self.model, parameter)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn import Module
 
 from recycle.errors import JobError, first_line
 from recycle.exec.checkpoint.checkpoint import (
@@ -79,7 +80,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     counted = next((name for name in stored.places if is_adams and name.startswith(COUNTED)), None)
     moments = MOMENTS if counted is not None else ()
 
-    def states() -> Iterator[tuple[str, torch.nn.Module]]:
+    def states() -> Iterator[tuple[str, Module]]:
         for prefix in ("", *moments):
             read_weights(part, checkpoint, 0, 0, 1, prefix)
             yield (f"{OPTIMIZER_PREFIX}{prefix}" if prefix else ""), part
@@ -187,14 +188,14 @@ def _open(source: Path, target: Path) -> TorchDistCheckpoint:
     return checkpoint
 
 
-def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection) -> tuple[str, ...]:
+def _read(checkpoint: TorchDistCheckpoint, part: Module, model: ModelSection) -> tuple[str, ...]:
     unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
     checkpoint.read(part)
     return unstated
 
 
 def _outcome(
-    checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection, unstated: tuple[str, ...]
+    checkpoint: TorchDistCheckpoint, part: Module, model: ModelSection, unstated: tuple[str, ...]
 ) -> ConvertedCheckpoint:
     left_out = checkpoint.vocabulary - model.vocabulary
     return ConvertedCheckpoint(_size(part), _iteration(checkpoint.folder), False, left_out, unstated)
@@ -212,7 +213,7 @@ def _iteration(folder: Path) -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
-def _unsplit_part(model: ModelSection) -> torch.nn.Module:
+def _unsplit_part(model: ModelSection) -> Module:
     job = Job(grid=ShapeSection(1, 1, 1), model=model)
     if model.provider is not None or model.kind == "emulated":
         raise JobError("[model]: Megatron's checkpoints are of GPT, Llama, Qwen or Mixtral, built by recycle")
@@ -221,11 +222,11 @@ def _unsplit_part(model: ModelSection) -> torch.nn.Module:
         warnings.simplefilter("ignore")  # megatron-core warns about every missing optional package
         ensure_parallel_state()
         try:
-            part: torch.nn.Module = build_part(job, 0)
+            part: Module = build_part(job, 0)
             return part
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
             raise JobError(f"[model]: megatron-core cannot build it: {first_line(error)}") from error
 
 
-def _size(part: torch.nn.Module) -> int:
+def _size(part: Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())

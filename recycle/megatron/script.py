@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.utils import get_model_config
+from torch import Tensor
 
 from recycle.errors import RunError
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
@@ -123,13 +124,13 @@ class Script:
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
         self._at = self._begun = -1
         self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
-        self._before: tuple[list[torch.Tensor], list[Any]] = [], []
+        self._before: tuple[list[Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
         self._outer_timers: list[Any] = []
         for part in optimizer_parts(optimizer) if self._is_megatron else ():
             part.config.barrier_with_L1_time = False  # a step is not interrupted by the deaths of others
 
-    def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
+    def _exact_sums(self, model: Any) -> list[tuple[ExactSum, Tensor]]:
         """For each buffer of gradients the sum of all micro-batches; [] if the buffers themselves are the sums."""
         train = self.job.train
         if train.accumulation != "exact":
@@ -211,7 +212,7 @@ class Script:
         for scaler, state in zip(self._scalers, scalers, strict=True):
             scaler.load_state_dict(state)
 
-    def _buffers(self) -> Iterator[torch.Tensor]:
+    def _buffers(self) -> Iterator[Tensor]:
         """Such as the expert bias of a router, which `finalize_model_grads` changes."""
         return chain.from_iterable(model.module.buffers() for model in self.models)
 
@@ -327,7 +328,7 @@ class Script:
         for model in self.models if self._tokens else ():
             model.scale_gradients(1.0 / self._tokens)
 
-    def mean_loss(self, loss: torch.Tensor) -> float:
+    def mean_loss(self, loss: Tensor) -> float:
         """Of a micro-batch whose `forward_step` has returned `loss`, such that the mean over all is the step's."""
         if self.config.calculate_per_token_loss:
             return float(loss) * self.job.shape.global_micro_batches / max(1, self._tokens)
@@ -388,11 +389,11 @@ class Script:
 
     # The state.
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def _tensors(self) -> list[Tensor]:
         modules = [model.module for model in self.models]
         return [tensor.detach() for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
-    def checksum(self) -> torch.Tensor:
+    def checksum(self) -> Tensor:
         """Two numbers that depend on all weights."""
         weights = [tensor.double() for tensor in self._tensors() if tensor.is_floating_point()]
         sums = [sum(map(float, map(sum_of, weights))) for sum_of in (torch.sum, torch.linalg.vector_norm)]
@@ -438,7 +439,7 @@ class Script:
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update(settings)
 
-    def bytes_held(self) -> torch.Tensor:
+    def bytes_held(self) -> Tensor:
         """For each chunk the bytes of a message, of a micro-batch's activations, and of parameters and their state."""
         (shape, dtype), stages = self.peers.transport.message, self.stages.values()
         message = math.prod(shape) * dtype.itemsize
@@ -495,16 +496,16 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return [part.optimizer for part in optimizer_parts(optimizer)]
 
 
-def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+def _parameters_of(optimizer: Any) -> Iterator[Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def _norms_squared(model: Any) -> list[float]:
-    norms: tuple[list[torch.Tensor], ...] = [], []
+    norms: tuple[list[Tensor], ...] = [], []
     for parameter in model.parameters():
         if parameter.requires_grad and not getattr(parameter, "shared", False):
             is_own_expert = not getattr(parameter, "allreduce", True)
@@ -528,7 +529,7 @@ class _Layout:
         norms, has_copies = stage.script.norms_squared(stage.index), stage.script.job.grid.tensor_parallel > 1
         yield stage.index, norms, (1,) if has_copies else (), 0
 
-    def gathered(self) -> list[torch.Tensor]:
+    def gathered(self) -> list[Tensor]:
         """Not empty if a step changes only parts of the parameters."""
         return list(_parameters_of(self._script.optimizer)) if self._script.is_sharded else []
 
@@ -543,13 +544,13 @@ class ScriptStage(ModelChunk):
         self.script, self.index, self.layout = script, index, _Layout(script)
         self.activation_bytes = 0
 
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         if self.activation_bytes or self.call.forward_only:
             return super().forward(micro_batch, activation)
         weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
         held: dict[int, int] = {}
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
                 held[storage.data_ptr()] = storage.nbytes()
@@ -564,12 +565,12 @@ class ScriptStage(ModelChunk):
         if self.index == min(self.script.stages):
             self.script.begin(step)
 
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         result = super().backward(micro_batch, gradient)
         self.script.collect(self.index)
         return result
 
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward_input(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         result = super().backward_input(micro_batch, gradient)
         self.script.collect(self.index)
         return result
@@ -589,7 +590,7 @@ class ScriptStage(ModelChunk):
         """Only known when an iteration begins (`Script.begin`)."""
         return (0,), torch.float32
 
-    def tied_buffers(self) -> list[torch.Tensor]:
+    def tied_buffers(self) -> list[Tensor]:
         """Nothing: `finalize_model_grads` sums shared weights."""
         return []
 

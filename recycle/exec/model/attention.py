@@ -8,6 +8,7 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from recycle.errors import RunError
@@ -44,7 +45,7 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         is_windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window: int | None = config.window_size[0] if is_windowed else None
-        self.softmax_offset: torch.Tensor | None
+        self.softmax_offset: Tensor | None
         scores = torch.zeros(config.num_attention_heads // config.tensor_model_parallel_size)
         if config.softmax_type == "learnable":
             self.softmax_offset = torch.nn.Parameter(scores)
@@ -54,14 +55,14 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
         attn_mask_type: Any = None,
-        attention_bias: torch.Tensor | None = None,
+        attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attention of query [sequence, batch, heads, dim], and key and value with as many or fewer heads.
 
         `attention_mask` [batch or 1, 1, sequence, sequence] is true where a query does not attend a key; positions
@@ -85,7 +86,7 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         )
         return output.permute(2, 0, 1, 3).flatten(2)
 
-    def _added_scores(self, query: torch.Tensor, masked: torch.Tensor | None) -> torch.Tensor | None:
+    def _added_scores(self, query: Tensor, masked: Tensor | None) -> Tensor | None:
         if masked is None and self.window is None and self.softmax_offset is None:
             return None
         rows, heads, length, _ = query.shape

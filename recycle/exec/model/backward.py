@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import Module
 
 from recycle import megatron_versions as versions
 from recycle.errors import RunError
@@ -31,17 +33,17 @@ from recycle.job.shape import MicroBatch
 
 LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear)
 
-Sink = Callable[[torch.Tensor, torch.Tensor], None]
+Sink = Callable[[Tensor, Tensor], None]
 """Takes (parameter, its gradient of one micro-batch)."""
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Product = Callable[[Tensor, Tensor, Tensor], None]
 """Takes (weight [out, in], output gradient [rows, out], input [rows, in])."""
 
 
 class Deferred(NamedTuple):
     """Deferred weight-gradient computation of one layer; `tensors` are its inputs besides the weights."""
 
-    weights: tuple[torch.Tensor, ...]
-    tensors: tuple[torch.Tensor, ...]
+    weights: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     compute: Callable[[], None]
 
 
@@ -70,10 +72,10 @@ class WeightGradientStore:
 
     def put(
         self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs: torch.Tensor,
-        gradient: torch.Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inputs: Tensor,
+        gradient: Tensor,
         sequences: ProcessGroup | None = None,
     ) -> None:
         """Compute the gradients of `weight` and `bias`, or defer them while recording.
@@ -112,7 +114,7 @@ class WeightGradientStore:
         while waiting:
             waiting.popleft().compute()
 
-    def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[torch.Tensor], bool]) -> None:
+    def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[Tensor], bool]) -> None:
         """Run only the deferred computations of the `wanted` weights and their biases; `flush` runs the rest."""
         waiting = self._waiting[micro_batch]
         for _ in range(len(waiting)):
@@ -122,7 +124,7 @@ class WeightGradientStore:
             else:
                 waiting.append(work)
 
-    def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+    def held(self, micro_batch: MicroBatch) -> list[Tensor]:
         """The tensors that W of `micro_batch` still needs besides the weights; [] before its I."""
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
 
@@ -144,13 +146,13 @@ class _SplitLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: torch.Tensor,
-        anchor: torch.Tensor | None,
-        weights: tuple[torch.Tensor, torch.Tensor | None],
+        inputs: Tensor,
+        anchor: Tensor | None,
+        weights: tuple[Tensor, Tensor | None],
         store: WeightGradientStore,
         reduce_group: Any,
         sequences: ProcessGroup | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ctx.save_for_backward(inputs)
         # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
         weight, bias = ctx.weights = weights
@@ -159,7 +161,7 @@ class _SplitLinear(torch.autograd.Function):
         return output if bias is None else output + bias
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (inputs,) = ctx.saved_tensors
         weight, bias = ctx.weights
         input_gradient = gradient.matmul(weight)
@@ -176,26 +178,26 @@ class _SplitLinear(torch.autograd.Function):
         return input_gradient, None, None, None, None, None
 
 
-def _split_forward(store: WeightGradientStore, layer: str) -> Callable[..., torch.Tensor]:
+def _split_forward(store: WeightGradientStore, layer: str) -> Callable[..., Tensor]:
     """Return the computation of a layer, which takes megatron-core's arguments."""
 
     def forward(
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         gradient_accumulation_fusion: bool,
         allreduce_dgrad: bool,
         sequence_parallel: bool,
-        grad_output_buffer: list[torch.Tensor] | None = None,
+        grad_output_buffer: list[Tensor] | None = None,
         wgrad_deferral_limit: int | None = None,
         tp_group: Any = None,
         **others: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         neutral = versions.linear_defaults()
         _refuse(layer, {name: name not in neutral or value != neutral[name] for name, value in others.items()})
         group, sequences = tp_group if allreduce_dgrad else None, tp_group if sequence_parallel else None
         anchor = None if input.requires_grad else weight
-        output: torch.Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
             input, anchor, (weight, bias), store, group, sequences
         )
         return output
@@ -209,7 +211,7 @@ class SplitLinears:
     Raises RunError for an unsupported megatron-core or feature.
     """
 
-    def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
+    def __init__(self, model: Module, store: WeightGradientStore) -> None:
         require_exact_split()
         self._split = [
             (layer, _split_forward(store, name))
@@ -228,7 +230,7 @@ class SplitLinears:
             versions.remove_linear_hook(layer)
 
 
-def _linears(model: torch.nn.Module) -> dict[str, Any]:
+def _linears(model: Module) -> dict[str, Any]:
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LINEAR_CLASSES)}
     for name, layer in layers.items():
         _refuse(
@@ -241,7 +243,7 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
     return layers
 
 
-def delays_itself(layer: torch.nn.Module) -> bool:
+def delays_itself(layer: Module) -> bool:
     """Whether a layer delays its weight gradients until `backward_dw`, as Transformer Engine's layers can."""
     store = getattr(layer, "wgrad_store", None)
     return store is not None and callable(getattr(layer, "backward_dw", None)) and bool(store.delay_wgrad_compute())
@@ -276,7 +278,7 @@ def require_exact_split() -> None:
     for parameter in parameters:
         parameter.data = _wave(*parameter.shape)
 
-    def gradients(is_split: bool) -> list[torch.Tensor | None]:
+    def gradients(is_split: bool) -> list[Tensor | None]:
         for tensor in (*parameters, entry.requires_grad_()):
             tensor.grad = None
         with torch.enable_grad():
@@ -287,7 +289,7 @@ def require_exact_split() -> None:
             store.flush(micro_batch)
         return [entry.grad, *(sums.pop(parameter, parameter.grad) for parameter in parameters)]
 
-    sums: dict[torch.Tensor, torch.Tensor] = {}
+    sums: dict[Tensor, Tensor] = {}
     store = WeightGradientStore(sums.__setitem__)
     expected = gradients(is_split=False)
     for layer in (column, row):
@@ -301,7 +303,7 @@ def require_exact_split() -> None:
                 )
 
 
-def _wave(*shape: int) -> torch.Tensor:
+def _wave(*shape: int) -> Tensor:
     return torch.arange(math.prod(shape), dtype=torch.float32).mul_(1.7).sin_().view(shape)
 
 
@@ -311,7 +313,7 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
             raise RunError(f"{layer}: the split backward does not support {name}; switch it off in the model's config")
 
 
-def holds_matrix(layer: torch.nn.Module) -> bool:
+def holds_matrix(layer: Module) -> bool:
     """Whether a layer holds a weight matrix and is not an embedding, a router or one of `LINEAR_CLASSES`."""
     if isinstance(layer, LINEAR_CLASSES):
         return False

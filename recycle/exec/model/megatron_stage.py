@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.loading import BatchesAhead
@@ -97,12 +99,12 @@ class MegatronStage(Stage):
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated_parameters(part)
-        summed: set[torch.nn.Parameter] = set()
+        summed: set[Parameter] = set()
         if job.grid.tensor_parallel > 1:
             summed = per_head_parameters(part)
         if job.grid.sequence_parallel:
             summed |= sequence_split_parameters(part) - cut.keys()
-        alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_expert_parameters(part))
+        alone: dict[Parameter, int | None] = dict.fromkeys(own_expert_parameters(part))
         places = alone | cut
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
@@ -147,7 +149,7 @@ class MegatronStage(Stage):
     def tied_sum(self) -> Accumulator | None:
         return self._sums.tied
 
-    def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
+    def _units_of(self, job: Job, named: Mapping[str, Parameter]) -> dict[str, int]:
         layers, index = job.layers_per_stage(), self.index
         head = stage_units(layers)[-1][1] - 1
         return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
@@ -178,8 +180,8 @@ class MegatronStage(Stage):
         self._data.expect((step, number) for step in steps for number in numbers)
 
     def _run_forward(
-        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
-    ) -> tuple[Any, torch.Tensor]:
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: Tensor | None
+    ) -> tuple[Any, Tensor]:
         entry = self._entry(activation)
         with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, self._part.module):
             output = self._compute(micro_batch, entry)
@@ -191,10 +193,10 @@ class MegatronStage(Stage):
     def reload(self, micro_batch: MicroBatch) -> None:
         self._saved.reload(micro_batch)
 
-    def _add_loss(self, loss: torch.Tensor) -> None:
+    def _add_loss(self, loss: Tensor) -> None:
         self._losses.add(0, loss.reshape(1))
 
-    def _entry(self, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def _entry(self, activation: Tensor | None) -> Tensor | None:
         entry = None if activation is None else activation.detach()
         if entry is not None and (bit := self._flips.take_input_bit()) is not None:
             entry = flipped_copy(entry, bit)
@@ -203,8 +205,8 @@ class MegatronStage(Stage):
     def _run_replay(
         self,
         micro_batch: MicroBatch,
-        activation: torch.Tensor | None,
-        gradient: torch.Tensor | None,
+        activation: Tensor | None,
+        gradient: Tensor | None,
         checksums: ChecksumBuilder,
     ) -> None:
         entry = self._entry(activation)
@@ -217,7 +219,7 @@ class MegatronStage(Stage):
                 checksums.input_gradient(by_entry)
 
     @torch.no_grad()
-    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def _evaluate(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         if not self._is_last:
             return self._compute(micro_batch, activation).detach()  # megatron-core enables autograd for residual sums
         number = self._number(micro_batch)
@@ -226,8 +228,8 @@ class MegatronStage(Stage):
         return None
 
     def _run_backward(
-        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, Any]:
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: Tensor | None
+    ) -> tuple[Tensor | None, Any]:
         self._saved.wait_for(micro_batch)
         is_split, (entry, output) = cls is BackwardInput, held
         recording = self._store.record(micro_batch) if is_split else nullcontext()
@@ -244,10 +246,10 @@ class MegatronStage(Stage):
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return self._sums.bucket_bounds(buckets)
 
-    def gradient_buffers(self) -> list[torch.Tensor]:
+    def gradient_buffers(self) -> list[Tensor]:
         return self._sums.buffers()
 
-    def tied_buffers(self) -> list[torch.Tensor]:
+    def tied_buffers(self) -> list[Tensor]:
         return self._sums.tied_buffers()
 
     def loss_sum(self) -> float | None:
@@ -265,7 +267,7 @@ class MegatronStage(Stage):
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
             return parts
 
-        def without(named: Naming, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        def without(named: Naming, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
             return without_shared(named(tensors), SHARED_WEIGHT)
 
         return {number: part._replace(named=partial(without, part.named)) for number, part in parts.items()}
@@ -283,7 +285,7 @@ class MegatronStage(Stage):
         placed = self._incoming.placed
         return {name: placed[parameter] for name, parameter in self.parameters.items() if parameter in placed}
 
-    def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
+    def _compute(self, micro_batch: MicroBatch, entry: Tensor | None) -> Tensor:
         number = self._number(micro_batch)
         batch = self._batch(number) if self._reads_data else None
         if entry is not None:
@@ -307,10 +309,10 @@ class MegatronStage(Stage):
     def _backward_from(
         self,
         micro_batch: MicroBatch,
-        entry: torch.Tensor | None,
-        output: torch.Tensor | None,
-        gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
+        entry: Tensor | None,
+        output: Tensor | None,
+        gradient: Tensor | None,
+    ) -> Tensor | None:
         if output is None:
             output = self._compute(micro_batch, entry)
         if self._graph is not None:

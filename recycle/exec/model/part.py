@@ -21,6 +21,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
 
 from recycle.errors import JobError, RunError
@@ -109,7 +111,7 @@ class _Recomputed:
         return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=self._draws, **named)
 
 
-def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
+def recompute_layers(part: Module, draws: bool) -> None:
     """Recompute every layer of a part from its input. Raises JobError if the part has no list of layers."""
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
@@ -117,7 +119,7 @@ def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
         layer.forward = _Recomputed(layer.forward, draws)
 
 
-def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
+def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
     """Recompute the named modules of every layer. Raises JobError for an unknown name."""
     for name in names:
         if name not in PARTS:
@@ -197,12 +199,12 @@ class StageModule:
 
     def output(
         self,
-        entry: torch.Tensor | None,
+        entry: Tensor | None,
         batch: Batch | None,
         iteration: int,
         micro_batch: int,
         tokens: float | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Run the forward of a micro-batch: the next stage's input, or the loss. Bit-identical on each call.
 
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
@@ -214,9 +216,7 @@ class StageModule:
             output = self._call_module(entry, batch or {})
             return mean_loss(self._loss, output, batch or {}, tokens) if self._is_last else output
 
-    def losses(
-        self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int
-    ) -> tuple[torch.Tensor, Any]:
+    def losses(self, entry: Tensor | None, batch: Batch, iteration: int, micro_batch: int) -> tuple[Tensor, Any]:
         """Run the forward of a micro-batch on the last stage: sum of the losses, and their number."""
         with self._forward(iteration, micro_batch):
             return loss_sum(self._loss, self._call_module(entry, batch), batch)
@@ -228,8 +228,8 @@ class StageModule:
         if self._versions:
             self._require_same_buffers()
 
-    def _call_module(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        output: torch.Tensor
+    def _call_module(self, entry: Tensor | None, batch: Batch) -> Tensor:
+        output: Tensor
         if not self._is_megatrons:
             output = self.module(batch["tokens"] if entry is None else entry)
             return output
@@ -246,10 +246,10 @@ class StageModule:
             self.module.set_input_tensor(None)
         return output
 
-    def require_message(self, output: torch.Tensor, dtype: torch.dtype) -> None:
+    def require_message(self, output: Tensor, dtype: torch.dtype) -> None:
         """Raise RunError unless `output` has the shape and type of a message to the next stage."""
-        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
-            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
+        if not isinstance(output, Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
+            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, Tensor) else type(output)
             raise RunError(
                 f"[model] provider: the module of stage {self._index} returned {returned}, but stages pass"
                 f" {list(self.message_shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every"
@@ -266,7 +266,7 @@ class StageModule:
         self._versions = {}
 
 
-def _require_masks(module: torch.nn.Module, is_megatrons: bool) -> None:
+def _require_masks(module: Module, is_megatrons: bool) -> None:
     if not is_megatrons:
         raise JobError("[data] reset_attention: the module of [model] provider takes no attention_mask; write false")
     if any(getattr(part, "window_size", None) is not None for part in module.modules()):
@@ -278,7 +278,7 @@ def _require_masks(module: torch.nn.Module, is_megatrons: bool) -> None:
 
 def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
     """Raise JobError, with prefix `where`, unless a provider's module can be trained."""
-    if not isinstance(module, torch.nn.Module):
+    if not isinstance(module, Module):
         raise JobError(f"{where}: it returned {type(module).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise JobError(f"{where}: its module has no parameters to train; give it a layer by [model] split")

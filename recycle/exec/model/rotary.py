@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.transformer import attention
+from torch import Tensor
 
 from recycle.job.sections import ModelSection, RotaryScaling
 
 
-def scaled_frequencies(plain: torch.Tensor, base: float, scaling: RotaryScaling) -> torch.Tensor:
+def scaled_frequencies(plain: Tensor, base: float, scaling: RotaryScaling) -> Tensor:
     """Apply a scaling to frequencies of rotary positions, radians per position, fp32 [rotated channels / 2]."""
     length = scaling.original_max_position_embeddings
     if scaling.rope_type == "linear":
@@ -75,7 +76,7 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
         attention_factor: factor of cosines and sines.
     """
 
-    inv_freq: torch.Tensor
+    inv_freq: Tensor
     attention_factor = 1.0
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
@@ -98,9 +99,9 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
 _megatron_rotary = attention.apply_rotary_pos_emb
 
 
-def _apply_rotary(x: torch.Tensor, angles: Any, *arguments: Any, mscale: float = 1.0, **named: Any) -> torch.Tensor:
+def _apply_rotary(x: Tensor, angles: Any, *arguments: Any, mscale: float = 1.0, **named: Any) -> Tensor:
     factor = getattr(angles, "factor", 1.0)  # megatron-core makes the angles of other models
-    rotated: torch.Tensor = _megatron_rotary(x, angles, *arguments, mscale=mscale * factor, **named)
+    rotated: Tensor = _megatron_rotary(x, angles, *arguments, mscale=mscale * factor, **named)
     return rotated
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
 
 from recycle.exec.model.rotary import Rotary
 from recycle.exec.model.state.rules import BALANCE_RATE
@@ -24,12 +25,12 @@ class Router(TopKRouter):  # type: ignore[misc]
     `moe_router_bias_update_rate` against the sign.
     """
 
-    def gating(self, input: torch.Tensor) -> torch.Tensor:
+    def gating(self, input: Tensor) -> Tensor:
         computed_in = _ROUTER_TYPES.get(self.config.moe_router_dtype, input.dtype)
         bias = None if self.bias is None else self.bias.to(computed_in)
         return torch.nn.functional.linear(input.to(computed_in), self.weight.to(computed_in), bias)
 
-    def routing(self, logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def routing(self, logits: Tensor, *arguments: Any, **named: Any) -> Any:
         probs, routing_map = super().routing(logits, *arguments, **named)
         if self.expert_bias is not None and torch.is_grad_enabled():
             probs = _ExcessLoad.apply(probs, routing_map, self.expert_bias)  # type: ignore[no-untyped-call]
@@ -53,12 +54,12 @@ class _ExcessLoad(torch.autograd.Function):
     """Returns the probabilities; the gradient of the bias is each expert's number of tokens above the mean, scaled."""
 
     @staticmethod
-    def forward(ctx: Any, probs: torch.Tensor, routing_map: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, probs: Tensor, routing_map: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(routing_map, bias)
         return probs.view_as(probs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
         routing_map, bias = ctx.saved_tensors
         loads = routing_map.sum(dim=0, dtype=torch.float32)
         return gradient, None, ((loads - loads.mean()) * LOAD_SCALE).to(bias.dtype)

@@ -21,6 +21,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
@@ -132,7 +133,7 @@ class GlooTransport(GroupTransport):
         else:
             work.wait(timedelta(seconds=seconds))
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Worker, tensor: Tensor, tag: int) -> Any:
         self._require_unbroken()
         if peer not in self._lanes:
             self._lanes[peer] = self._lane(peer)
@@ -187,7 +188,7 @@ class GlooTransport(GroupTransport):
                 stats.append(LinkStats(self._groups.process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
         return stats
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._bucket_sums.setdefault(stage, [])
@@ -211,7 +212,7 @@ class GlooTransport(GroupTransport):
 
         self._run_and_settle(finish)
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         if self._sum_of(stage) is not None:
             self._run_and_settle(partial(self._sharded(stage).gather, parts))
 
@@ -226,8 +227,8 @@ class GlooTransport(GroupTransport):
         )
 
     def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[Tensor]]:
         self._require_unbroken()
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
@@ -235,7 +236,7 @@ class GlooTransport(GroupTransport):
         received = received_parts(parts, shapes)
         received[own] = parts[own]
 
-        def start(call: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        def start(call: Any, tensors: Sequence[Tensor]) -> list[Any]:
             return [self._try(partial(call, [tensors[rank]], rank, tag)) for rank in others if tensors[rank].numel()]
 
         works = [*start(self._tensor.recv, received), *start(self._tensor.send, parts)]
@@ -244,7 +245,7 @@ class GlooTransport(GroupTransport):
             for work in works:
                 self._await_work(work)
 
-        def pending() -> list[torch.Tensor]:
+        def pending() -> list[Tensor]:
             self._wait_in_thread(all_done)
             return received
 

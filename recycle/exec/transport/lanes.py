@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.device import DeviceState
@@ -98,7 +99,7 @@ class LaneTransport(GroupTransport):
         self._of_part: dict[int, CommunicatorPart] = {}
         self._failed_since = math.inf
         self._most_ahead = self._multiprocessors() // WAITING_SHARE // LANE_CTAS
-        self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[torch.Tensor]]]]] = {}
+        self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[Tensor]]]]] = {}
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
@@ -348,11 +349,11 @@ class LaneTransport(GroupTransport):
         self._scattering = {}
         super().begin(program, iteration)
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         self._communicators.forget_completed()
         super().send(instruction, tensor)
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._scattering.setdefault(stage, [])
@@ -369,7 +370,7 @@ class LaneTransport(GroupTransport):
 
         self._run_and_settle(add_up)
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         if self._sum_of(stage) is None:
             return
         works = self._sharded(stage).gather(parts)
@@ -404,10 +405,10 @@ class LaneTransport(GroupTransport):
             self._host_side.form()
         return self._host_side
 
-    def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_send_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         return super().begin_send_state(peer, tensor.to(self._device))
 
-    def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_receive_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         buffer = tensor if tensor.device == self._device else torch.empty_like(tensor, device=self._device)
         pending = super().begin_receive_state(peer, buffer)
         if buffer is tensor:
@@ -420,8 +421,8 @@ class LaneTransport(GroupTransport):
         return finish
 
     def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
+    ) -> Callable[[], list[Tensor]]:
         first, is_one = parts[0], all(part is parts[0] for part in parts)
         parts = [part.to(self._device) for part in parts]
         received = received_parts(parts, shapes)
@@ -430,7 +431,7 @@ class LaneTransport(GroupTransport):
         else:
             work = self._try(lambda: self._tensor.alltoall(received, list(parts)))
 
-        def pending() -> list[torch.Tensor]:
+        def pending() -> list[Tensor]:
             self._try(lambda: self._await_work(work))
             return [tensor.to(first.device) for tensor in received]
 

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.model.stage import Naming, ReplicatedState, Stage, StateLayout, StatePiece, bucket_key
 from recycle.exec.model.state.accumulate import FlatLayout
@@ -47,7 +49,7 @@ class Shards(StateLayout):
         self,
         first: int,
         bounds: Sequence[int],
-        weights: torch.Tensor,
+        weights: Tensor,
         sums: Sequence[SumBuffer],
     ) -> None:
         self._first, self._bounds, self._weights, self._sums = first, list(bounds), weights, list(sums)
@@ -83,13 +85,13 @@ class Shards(StateLayout):
     def units(self) -> Mapping[int, StatePiece]:
         return {}
 
-    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+    def parts(self, stage: Stage) -> dict[int, tuple[list[Tensor], Naming]]:
         return {number: (shard.state_tensors(), shard.named_state) for number, shard in self.pieces.items()}
 
-    def gathered(self) -> list[torch.Tensor]:
+    def gathered(self) -> list[Tensor]:
         return [self._weights]
 
-    def apart(self, number: int) -> list[torch.Tensor]:
+    def apart(self, number: int) -> list[Tensor]:
         """The state of an owned shard, flat, without the live parameters, which come with gathers.
 
         Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
@@ -100,7 +102,7 @@ class Shards(StateLayout):
         ]
         return [tensor.detach().view(-1) for tensor in reversed(apart) if tensor.numel()]
 
-    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[Tensor]]:
         begin, end = stage.bucket_bounds(buckets)[bucket : bucket + 2]
         own = next(buffer for buffer in self._sums if buffer.is_own)
         buffers = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
@@ -109,10 +111,10 @@ class Shards(StateLayout):
             buffers += [[buffer.part(*bounds) for bounds in pairwise(self._bounds)] for buffer in others]
         return buffers
 
-    def summed(self, stage: Stage) -> list[torch.Tensor]:
+    def summed(self, stage: Stage) -> list[Tensor]:
         return [part for number in self.pieces for part in self._summed(number)]
 
-    def _summed(self, number: int) -> list[torch.Tensor]:
+    def _summed(self, number: int) -> list[Tensor]:
         return [buffer.part(*self._range(number)) for buffer in self._sums]
 
     def _range(self, number: int) -> tuple[int, int]:
@@ -122,7 +124,7 @@ class Shards(StateLayout):
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
-    def weights(self) -> list[torch.Tensor]:
+    def weights(self) -> list[Tensor]:
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
@@ -149,7 +151,7 @@ class ShardedOptimizer(Shards):
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
         rules: Rules,
@@ -161,7 +163,7 @@ class ShardedOptimizer(Shards):
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
         self._joined, self._rules, self._names, self._tells_shapes = sums, rules, names, tells_shapes
-        self._initial: torch.Tensor | None = flattened(listed, layout)
+        self._initial: Tensor | None = flattened(listed, layout)
         self._of_parameters = [rules.of(name, parameter) for name, parameter in parameters.items()]
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
@@ -205,7 +207,7 @@ class UnitOptimizers(ReplicatedState):
     def __init__(
         self,
         ends: Mapping[int, tuple[int, int]],
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
         rules: Rules,
@@ -230,11 +232,11 @@ class UnitOptimizers(ReplicatedState):
             piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
             self.pieces[unit] = piece
 
-    def weights(self) -> list[torch.Tensor]:
+    def weights(self) -> list[Tensor]:
         return [piece.live for piece in self.pieces.values()]
 
 
-def scratch_of(size: int, device: torch.device, largest: int = 0) -> torch.Tensor:
+def scratch_of(size: int, device: torch.device, largest: int = 0) -> Tensor:
     """Space for the mean gradients of a piece, of at most `size` elements; `largest` of those stepped as a whole."""
     return torch.empty(max(min(piece_of_step(device), size), largest), dtype=torch.float32, device=device)
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
@@ -47,11 +49,11 @@ class StateNames(NamedTuple):
     counted: Mapping[str, int]
 
 
-Mean = Callable[[int, torch.Tensor], object]
+Mean = Callable[[int, Tensor], object]
 """Takes (a, tensor): writes the mean gradient from element a into the tensor, fp32 [n]. Called once per element."""
 
 
-def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
+def flattened(parameters: Sequence[Parameter], layout: FlatLayout) -> Tensor:
     """Move the parameters into one flat tensor, fp32 [layout.size], and make them views of it."""
     device = parameters[0].device if parameters else torch.device("cpu")
     flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
@@ -90,16 +92,16 @@ class FlatOptimizer:
 
     def __init__(
         self,
-        parameters: torch.Tensor,
+        parameters: Tensor,
         runs: Sequence[Run],
         rules: Rules,
-        working: torch.Tensor | None = None,
+        working: Tensor | None = None,
         is_new: bool = True,
     ) -> None:
         self._train, self.parameters, self._runs, self._working = rules.train, parameters, list(runs), working
         make = torch.zeros_like if is_new else torch.empty_like
         # Name -> first element and tensor, which spans all runs whose optimizers have a tensor of that name.
-        self._moments: dict[str, tuple[int, torch.Tensor]] = {}
+        self._moments: dict[str, tuple[int, Tensor]] = {}
         for name in dict.fromkeys(name for run in runs for name in run.rule.optimizer.state):
             spanned = [run for run in runs if name in run.rule.optimizer.state]
             begin, end = spanned[0].begin, spanned[-1].end
@@ -108,12 +110,12 @@ class FlatOptimizer:
         self._counts = torch.zeros(2, dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)
 
-    def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
+    def attach(self, mean: Mean, begin: int, scratch: Tensor, names: StateNames) -> None:
         """Attach to a stage. Pieces of a stage share `scratch`, fp32, see `scratch_of`."""
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
-    def live(self) -> torch.Tensor:
+    def live(self) -> Tensor:
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
@@ -140,11 +142,11 @@ class FlatOptimizer:
         for decays in {run.rule.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
-    def state_tensors(self) -> list[torch.Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The live tensors: parameters, tensors of the optimizers, step counts."""
         return [self.parameters, *(flat for _, flat in self._moments.values()), self._counts]
 
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def named_state(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Each parameter by its name, and by prefixes its optimizer's tensors, step count and rounded copy.
 
         The prefixes are the names in `Optimizer.state`, such as `exp_avg.`, then `step.` and `rounded.`.
@@ -156,7 +158,7 @@ class FlatOptimizer:
         kept = [("", 0, parameters)]
         kept += [(f"{name}.", at[0], flat) for (name, at), flat in zip(self._moments.items(), moments, strict=True)]
         kept += [(ROUNDED, 0, flat) for flat in rounded]
-        named: dict[str, torch.Tensor] = {}
+        named: dict[str, Tensor] = {}
         for prefix, first, flat in kept:
             for name, (begin, end, shape) in self._names.shaped.items():
                 if prefix in ("", ROUNDED) or prefix[:-1] in self._rule_at(begin).optimizer.state:
@@ -187,7 +189,7 @@ class UnitOptimizer(FlatOptimizer):
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         rules: Rules,
         working_type: torch.dtype = torch.float32,
     ) -> None:
@@ -199,11 +201,11 @@ class UnitOptimizer(FlatOptimizer):
         super().__init__(flat, runs, rules, working)
         self.bind(listed)
 
-    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def bind(self, parameters: Sequence[Parameter]) -> None:
         for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
 
-    def state_tensors(self) -> list[torch.Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The live tensors: as `FlatOptimizer`, then rounded parameters if any."""
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
@@ -258,6 +260,6 @@ class StoredNames:
         return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
 
 
-def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
+def without_shared(named: Mapping[str, Tensor], shared: str) -> dict[str, Tensor]:
     wholes = {name: (piece_of(name) or (name,))[0] for name in named}
     return {name: view for name, view in named.items() if not f".{wholes[name]}".endswith(f".{shared}")}
