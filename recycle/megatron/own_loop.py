@@ -53,12 +53,13 @@ from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
+from recycle.megatron.chunk import Arguments
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.micro_batches import IteratorOf
 from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
-from recycle.megatron.script import Arguments, Script, ScriptStages, seeded_apart
+from recycle.megatron.script import Script, ScriptStages, seeded_apart
 from recycle.megatron_versions import share_random_generator
 
 _NEXT, _REDUCED, _STEPPED = range(3)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor
 from recycle.errors import RunError
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.protocol import STAGE_LOST, Copy, GenerationRecord
-from recycle.exec.transport.base import Transport
+from recycle.exec.transport.base import MessageSpec, Transport
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.local_stages import LocalStages
@@ -35,8 +34,7 @@ from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
-from recycle.megatron.chunk import Call, ModelChunk, message_of
-from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.chunk import Arguments, Call, ModelChunk
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.loop import model_attribute, require_fit
 from recycle.megatron.micro_batches import IteratorOf, MicroBatches
@@ -58,16 +56,6 @@ LATE = "a session sums gradients after the last backward, and gathers parameters
 """Why a session switches DDP's overlap off."""
 _LOSS_GRID = 2.0**36
 """Losses are rounded to multiples of its inverse, 1.5e-11."""
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `Session.forward_backward`; the same for a repeated iteration."""
-
-    forward_step: Any
-    sequence: int
-    rows: int
-    decoder_sequence: int | None = None
 
 
 class Script:
@@ -220,21 +208,11 @@ class Script:
         self, arguments: Arguments, data: Mapping[int, MicroBatches], step: int, evaluates: bool = False
     ) -> None:
         self.interrupt()
-        config, groups = self.config, loop_groups()
-        message = message_of(config, groups, arguments.sequence, arguments.rows, arguments.decoder_sequence)
-        self.peers.transport.message = self.peers.transport.host_side().message = message
         self.call = Call(
-            config,
-            arguments.forward_step,
-            self.job.shape.micro_batches,
-            groups.cp.size(),
-            evaluates,
-            False,
-            None,
-            GradientSync(config, self.models, self.completing),
-            message,
-            torch.zeros([], dtype=torch.int, device=next(self.models[0].parameters()).device),
+            self.models, arguments, loop_groups(), self.job.shape.micro_batches, self.completing, evaluates
         )
+        self.call.collect = self._collect
+        self.peers.transport.message = self.peers.transport.host_side().message = self.call.message
         for index, stage in self.stages.items():
             data[index].begin(step)
             stage.enter(self._stack, self.call, data[index].of)
@@ -285,7 +263,7 @@ class Script:
         number = (step * shape.pipelines + micro_batch.pipeline) * shape.micro_batches + micro_batch.index
         return _seeded((self.job.model.seed << 40) + number * shape.stages + stage)
 
-    def collect(self, stage: int) -> None:
+    def _collect(self, stage: int) -> None:
         """Move a micro-batch's gradient to the exact sum."""
         for sums, buffer in self._sums[stage]:
             sums.add(0, buffer)
@@ -565,20 +543,6 @@ class ScriptStage(ModelChunk):
         if self.index == min(self.script.stages):
             self.script.begin(step)
 
-    def backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
-        result = super().backward(micro_batch, gradient)
-        self.script.collect(self.index)
-        return result
-
-    def backward_input(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
-        result = super().backward_input(micro_batch, gradient)
-        self.script.collect(self.index)
-        return result
-
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
-        super().backward_weight(micro_batch)
-        self.script.collect(self.index)
-
     def expect(self, iteration: int, program: Any) -> None:
         self.script.completing.update(completing_computes(program))
 
@@ -586,7 +550,7 @@ class ScriptStage(ModelChunk):
         if self.index == min(self.script.stages):
             self.script.begin_evaluation()
 
-    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+    def message_spec(self) -> MessageSpec:
         """Only known when an iteration begins (`Script.begin`)."""
         return (0,), torch.float32
 

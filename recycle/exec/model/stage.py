@@ -19,7 +19,7 @@ from torch import Tensor
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
 from recycle.exec.model.integrity import ChecksumBuilder, PendingBitFlips, flip_largest
-from recycle.exec.transport.base import Transport
+from recycle.exec.transport.base import MessageSpec, Transport
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -190,7 +190,7 @@ class Stage(ABC):
         self._watched: frozenset[MicroBatch] = frozenset()
         self._checksums: dict[MicroBatch, ChecksumBuilder] = {}
 
-    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+    def message_spec(self) -> MessageSpec:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
         return self._message_spec
 
@@ -450,9 +450,7 @@ class Stage(ABC):
 
     def _require(self, cls: type[Instruction], micro_batch: MicroBatch, message: Tensor | None, is_end: bool) -> None:
         if (message is None) != is_end:
-            raise self._misuse(
-                cls, micro_batch, "stage 0 takes no input, the last stage takes no gradient; others do"
-            )
+            raise self._misuse(cls, micro_batch, "stage 0 takes no input, the last stage takes no gradient; others do")
 
     def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
         place = f"stage {self.index}, iteration {self._iteration}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from recycle.errors import RecycleError
@@ -21,6 +22,8 @@ from recycle.job.shape import Worker
 
 Pending = Callable[[], Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
+MessageSpec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of the activations that stages pass on, and of the gradients that return."""
 
 
 class LinkStats(NamedTuple):

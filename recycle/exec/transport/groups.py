@@ -23,6 +23,7 @@ from recycle.errors import RecycleError, first_line
 from recycle.exec.transport.base import (
     Lane,
     LinkStats,
+    MessageSpec,
     Pending,
     PostedReceives,
     TransportError,
@@ -60,7 +61,7 @@ class GroupsOfGeneration:
     role: Worker
     members: Sequence[Worker]
     hosts: Mapping[int, Sequence[Worker]]
-    message: tuple[tuple[int, ...], torch.dtype]
+    message: MessageSpec
     lanes: Collection[Lane] = ()
     processes: Mapping[Worker, Worker] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
