@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -14,7 +16,6 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
-from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Placing, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -574,6 +575,20 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
     notice: Seconds = 4320.0
 
 
+@cache
+def _ramp(start: int, increment: int, samples: int, whole: int) -> list[int]:
+    """Return the sequences before each iteration, up to and including the first of the whole batch.
+
+    As with Megatron's `--rampup-batch-size`: the batch of an iteration is `start`, plus `increment` for each full share
+    of `samples` before it, where all increments have equal shares.
+    """
+    share, batches, consumed = samples / max((whole - start) // increment, 1), list[int](), 0
+    while (batch := start + int(consumed / share) * increment) < whole:
+        batches.append(batch)
+        consumed += batch
+    return list(accumulate(batches, initial=0))
+
+
 class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     """All sections of a job file, and values derived from them.
 
@@ -619,7 +634,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the sequences that training has used before an iteration."""
         whole = self.shape.global_micro_batches * self.data.micro_batch_size
         ramp = self.train.rampup_batch_size
-        before = [0] if ramp is None else sequences_before(*ramp, whole)
+        before = [0] if ramp is None else _ramp(*ramp, whole)
         return before[min(iteration, len(before) - 1)] + max(0, iteration + 1 - len(before)) * whole
 
     def sequences_in(self, iteration: int) -> int:
