@@ -22,7 +22,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, flipped_copy
-from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece
+from recycle.exec.model.stage import Stage, StateLayout, StatePiece
 from recycle.exec.model.state.gradient_sums import SumBuffer
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import piece_name
@@ -96,7 +96,7 @@ class EmulatedPiece:
         return named
 
 
-class EmulatedUnits(ReplicatedState):
+class EmulatedUnits(StateLayout):
     """The units of a stage, by number in ascending order; embedding and head have empty pieces."""
 
     def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:

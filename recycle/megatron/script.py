@@ -22,6 +22,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from recycle.errors import RunError
+from recycle.exec.model.stage import ReducedPart
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.protocol import STAGE_LOST, Copy, GenerationRecord
 from recycle.exec.transport.base import MessageSpec, Transport
@@ -503,9 +504,9 @@ class _Layout:
     def reduce(self, stage: ScriptStage, transport: Transport, bucket: int, buckets: int) -> None:
         stage.script.reduce(stage.index)
 
-    def reduced(self, stage: ScriptStage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+    def reduced(self, stage: ScriptStage) -> Iterator[ReducedPart]:
         norms, has_copies = stage.script.norms_squared(stage.index), stage.script.job.grid.tensor_parallel > 1
-        yield stage.index, norms, (1,) if has_copies else (), 0
+        yield ReducedPart(stage.index, norms, (1,) if has_copies else (), 0)
 
     def gathered(self) -> list[Tensor]:
         """Not empty if a step changes only parts of the parameters."""

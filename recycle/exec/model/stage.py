@@ -74,49 +74,61 @@ def bucket_key(bucket: int, buckets: int) -> int | None:
     return bucket if bucket < buckets - 1 else None
 
 
+class ReducedPart(NamedTuple):
+    """Reduced gradients of a stage, or of an owned shard: its number, squared norms by parameter or block, the indices
+    of those that all tensor ranks share, and a checksum."""
+
+    number: int
+    norms: list[float]
+    replicated: Collection[int]
+    checksum: int
+
+
 class StateLayout(ABC):
     """Layout of a stage's optimizer state over its hosts: the pieces that this host holds.
+
+    By default each host holds all pieces, the units of the stage; `Shards` divides the state.
 
     Attributes:
         kind: kind of the parts that are numbered over the whole model and have their own checkpoint files.
         incomplete: numbers of pieces that the worker is still copying, which are stepped with the rest.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "stage"
     pieces: Mapping[int, StatePiece]
     incomplete: frozenset[int] = frozenset()
-
-    @abstractmethod
-    def units(self) -> Mapping[int, StatePiece]:
-        """The pieces that move with units of the model, in order; complete before the first step."""
-
-    @abstractmethod
-    def parts(self, stage: Stage) -> dict[int, tuple[list[Tensor], Naming]]:
-        """Live tensors, and the function that names tensors with their layout, of each numbered part."""
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
         """The live tensors that forwards compute with."""
 
-    @abstractmethod
+    def units(self) -> Mapping[int, StatePiece]:
+        """The pieces that move with units of the model, in order; complete before the first step."""
+        return self.pieces
+
+    def parts(self, stage: Stage) -> dict[int, tuple[list[Tensor], Naming]]:
+        """Live tensors, and the function that names tensors with their layout, of each numbered part."""
+        return {stage.index: (self.state_tensors(), self.named_state)}
+
     def gathered(self) -> list[Tensor]:
         """The live parameters that are gathered from the hosts that step them; [] if each host steps all."""
+        return []
 
-    @abstractmethod
     def summed(self, stage: Stage) -> list[Tensor]:
         """The gradients that this host steps with, after the reduction."""
+        return stage.gradient_buffers()
 
-    @abstractmethod
-    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard, once reduced."""
+    def reduced(self, stage: Stage) -> Iterator[ReducedPart]:
+        """The stage, or each owned shard, once reduced."""
+        yield ReducedPart(stage.index, stage.gradient_norms_squared(), stage.replicated(), stage.gradient_checksum())
 
-    @abstractmethod
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[Tensor]]:
         """For each gradient buffer that is reduced with a bucket, the parts of all shards, in order."""
+        return [[buffer] for buffer in stage.gradient_bucket(bucket, buckets)]
 
-    @abstractmethod
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; with the last bucket, wait for all."""
+        transport.reduce(stage.index, stage.gradient_bucket(bucket, buckets), bucket_key(bucket, buckets))
 
     def moments(self) -> list[Tensor]:
         """The live tensors of the optimizer's first moments (the second tensor of each piece with parameters)."""
@@ -134,31 +146,6 @@ class StateLayout(ABC):
             named |= piece.named_state(tensors[begin:end])
             begin = end
         return named
-
-
-class ReplicatedState(StateLayout):
-    kind = "stage"
-
-    def units(self) -> Mapping[int, StatePiece]:
-        return self.pieces
-
-    def parts(self, stage: Stage) -> dict[int, tuple[list[Tensor], Naming]]:
-        return {stage.index: (self.state_tensors(), self.named_state)}
-
-    def gathered(self) -> list[Tensor]:
-        return []
-
-    def summed(self, stage: Stage) -> list[Tensor]:
-        return stage.gradient_buffers()
-
-    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        yield stage.index, stage.gradient_norms_squared(), stage.replicated(), stage.gradient_checksum()
-
-    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[Tensor]]:
-        return [[buffer] for buffer in stage.gradient_bucket(bucket, buckets)]
-
-    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        transport.reduce(stage.index, stage.gradient_bucket(bucket, buckets), bucket_key(bucket, buckets))
 
 
 class Stage(ABC):

@@ -11,27 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from recycle.errors import RunError
+from recycle.exec.transport.base import Exchanging, Shapes
 from recycle.megatron_versions import describe_group
 
-
-class TensorExchange(Protocol):
-    """Starts to send a tensor to each tensor rank; the returned call waits for the tensors of all, by rank.
-
-    Without `shapes` of what the ranks send, all tensors have one shape.
-    """
-
-    def __call__(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]: ...
-
-
+TensorExchange = Callable[[Sequence[Tensor], Shapes | None], Exchanging]
+"""Starts to send a tensor to each tensor rank. Without shapes of what the ranks send, all tensors have one shape."""
 SMALL = 8192
 """Elements below which one step with more bytes is faster than two steps."""
 _COMBINE: Mapping[Any, Callable[..., Tensor]] = {
@@ -89,9 +80,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
         self.exchange: TensorExchange | None = None
         describe_group(self, "tensor ranks", rank)
 
-    def begin_exchange(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]:
+    def begin_exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         """See `TensorExchange`."""
         if self.exchange is None:
             raise RunError("the tensor ranks exchange tensors outside of a generation")

@@ -26,6 +26,11 @@ MessageSpec = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of the activations that stages pass on, and of the gradients that return."""
 
 
+Shapes = Sequence[torch.Size]
+Exchanging = Callable[[], list[Tensor]]
+"""An exchange of tensors that has begun: calling it waits, and returns what each tensor rank sent to this one."""
+
+
 class LinkStats(NamedTuple):
     """Statistics of a process's messages with another process since the last query.
 

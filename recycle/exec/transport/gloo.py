@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache, partial
@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
 from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
-from recycle.exec.transport.base import LinkStats, TransportError, Unreachable
+from recycle.exec.transport.base import Exchanging, LinkStats, Shapes, TransportError, Unreachable
 from recycle.exec.transport.connections import (
     Connection,
     give_up_after,
@@ -226,9 +226,7 @@ class GlooTransport(GroupTransport):
             self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._await_work
         )
 
-    def exchange(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         self._require_unbroken()
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]

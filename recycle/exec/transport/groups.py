@@ -21,11 +21,13 @@ from torch import Tensor
 
 from recycle.errors import RecycleError, first_line
 from recycle.exec.transport.base import (
+    Exchanging,
     Lane,
     LinkStats,
     MessageSpec,
     Pending,
     PostedReceives,
+    Shapes,
     TransportError,
     Unreachable,
     lane_places,
@@ -265,9 +267,7 @@ class GroupTransport(ABC):
 
         self._run_and_settle(partial(self._finish, works))
 
-    def exchange(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one type.
 
         The ranks send tensors of these shapes to this one; without `shapes` all tensors have one shape.
@@ -356,6 +356,6 @@ class GroupTransport(ABC):
         return TransportError(first_line(error))
 
 
-def received_parts(parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None) -> list[Tensor]:
+def received_parts(parts: Sequence[Tensor], shapes: Shapes | None) -> list[Tensor]:
     """Tensors for what each tensor rank sends in an exchange."""
     return [part.new_empty(shapes[rank] if shapes is not None else part.shape) for rank, part in enumerate(parts)]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.device import DeviceState
-from recycle.exec.transport.base import Lane, TransportError, Unreachable
+from recycle.exec.transport.base import Exchanging, Lane, Shapes, TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
 from recycle.exec.transport.formation import AT_ONCE, LANE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, received_parts
@@ -420,9 +420,7 @@ class LaneTransport(GroupTransport):
 
         return finish
 
-    def exchange(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         first, is_one = parts[0], all(part is parts[0] for part in parts)
         parts = [part.to(self._device) for part in parts]
         received = received_parts(parts, shapes)

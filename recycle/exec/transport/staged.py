@@ -6,7 +6,7 @@ device, so nothing overlaps: use NCCL for speed. On a CPU the same code copies b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recycle.exec.ports import refusal_of_gloo
+from recycle.exec.transport.base import Exchanging, Shapes
 from recycle.exec.transport.gloo import Gloo, GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
@@ -69,9 +70,7 @@ class StagedTransport(GlooTransport):
             for buffer, copy in self._copies.pop(stage):
                 buffer.copy_(copy)
 
-    def exchange(
-        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         pending = super().exchange([_host_copy(part) for part in parts], shapes)
         return lambda: [part.to(self._device) for part in pending()]
 

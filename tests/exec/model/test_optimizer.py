@@ -170,9 +170,7 @@ def test_state_holds_only_the_tensors_of_the_optimizers():
     """8 bytes per parameter of Muon's, 12 of AdamW's, and names by which a checkpoint restores them."""
     train = replace_keys(TRAIN, optimizer="muon")
     optimizer = unit(held := parameters(), torch.bfloat16, train)
-    names = StoredNames({}, []).between(
-        dict(zip(NAMES, SHAPES, strict=True)), dict(zip(NAMES, optimizer.layout.offsets, strict=True)), 0, 320
-    )
+    names = StoredNames({}, []).between(NAMES, optimizer.layout, 0, 320)
     attach(optimizer, lambda _, out: out.fill_(1.0), names)
     optimizer.step(0, 1.0)
     named = optimizer.named_state(optimizer.state_tensors())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recycle.exec.model.stage import Naming, ReplicatedState, Stage, StateLayout, StatePiece, bucket_key
+from recycle.exec.model.stage import Naming, ReducedPart, Stage, StateLayout, StatePiece, bucket_key
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, SumBuffer
 from recycle.exec.model.state.optimizer import (
@@ -127,11 +127,11 @@ class Shards(StateLayout):
     def weights(self) -> list[Tensor]:
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
-    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+    def reduced(self, stage: Stage) -> Iterator[ReducedPart]:
         for number in self.pieces:
             words = sum(int(part.view(torch.int64).sum().item()) for part in self._summed(number))
             bounds = self._range(number)
-            yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
+            yield ReducedPart(number, self._norms(*bounds), self._common(*bounds), words % (1 << 64))
 
     def publish(self) -> None:
         for number, shard in self.pieces.items():
@@ -163,13 +163,12 @@ class ShardedOptimizer(Shards):
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
         self._joined, self._rules, self._names, self._tells_shapes = sums, rules, names, tells_shapes
+        self._parameters = list(parameters)
         self._initial: Tensor | None = flattened(listed, layout)
         self._of_parameters = [rules.of(name, parameter) for name, parameter in parameters.items()]
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
-        self._places = dict(zip(parameters, layout.offsets, strict=True))
-        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         parts = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
         bounds = [*(bound for part in parts for bound in part[:-1]), layout.size]
         self._scratch = scratch_of(layout.size, weights.device)
@@ -194,12 +193,12 @@ class ShardedOptimizer(Shards):
             working = live
         runs = runs_of(self._of_parameters, self._joined.layout, begin, end)
         piece = FlatOptimizer(masters, runs, self._rules, working, is_new=self._initial is not None)
-        names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
+        names = self._names.between(self._parameters, self._joined.layout, begin, end, self._tells_shapes)
         piece.attach(self._joined.mean, begin, self._scratch, names)
         return piece
 
 
-class UnitOptimizers(ReplicatedState):
+class UnitOptimizers(StateLayout):
     """The optimizers of a stage's units; other units than those in `held` start from the current parameters."""
 
     pieces: dict[int, UnitOptimizer]
@@ -218,9 +217,8 @@ class UnitOptimizers(ReplicatedState):
         layout = sums.layout
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         places = dict(zip(parameters, layout.offsets, strict=True))
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
         # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
-        wholes = (shapes[name].numel() for name in shapes if rules.of(name, parameters[name]).optimizer.takes_whole)
+        wholes = (each.numel() for name, each in parameters.items() if rules.of(name, each).optimizer.takes_whole)
         scratch = scratch_of(layout.size, device, max(wholes, default=0))
         for unit, (begin, end) in ends.items():
             unit_parameters = {name: each for name, each in parameters.items() if begin <= places[name] < end}
@@ -229,7 +227,7 @@ class UnitOptimizers(ReplicatedState):
                 piece.bind(list(unit_parameters.values()))
             else:
                 piece = UnitOptimizer(unit_parameters, rules, working_type)
-            piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
+            piece.attach(sums.mean, begin, scratch, names.between(parameters, layout, begin, end))
             self.pieces[unit] = piece
 
     def weights(self) -> list[Tensor]:

@@ -241,23 +241,22 @@ class StoredNames:
         return HALVES if name in self.halved else ("",)
 
     def between(
-        self,
-        shapes: Mapping[str, torch.Size],
-        places: Mapping[str, int],
-        begin: int,
-        end: int,
-        tells_shapes: bool = False,
+        self, names: Iterable[str], layout: FlatLayout, begin: int, end: int, tells_shapes: bool = False
     ) -> StateNames:
+        """Names of the parts of a range of the parameters `names`, which have this layout."""
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
-        for name, shape in shapes.items():
+        counted: dict[str, int] = {}
+        for name, shape, place in zip(names, layout.shapes, layout.offsets, strict=True):
+            if begin <= place < end:
+                counted[name] = place - begin
             part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
             for number, half in enumerate(self._halves_of(name)):
-                first = places[name] + number * part.numel()
+                first = place + number * part.numel()
                 low, high = max(first, begin), min(first + part.numel(), end)
                 if low < high:
                     piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
                     shaped[piece] = low - begin, high - begin, part
-        return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
+        return StateNames(shaped, counted)
 
 
 def without_shared(named: Mapping[str, Tensor], shared: str) -> dict[str, Tensor]:
