@@ -126,7 +126,7 @@ class EmulatedStage(Stage):
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
         elements = max(_LEAST_ELEMENTS, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
-        super().__init__(job, index, (elements, 1, 1))
+        super().__init__(job, index, ((elements, 1, 1), torch.float32))
         self._train, self._pipelines = job.train, shape.pipelines
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step", "host_copy")

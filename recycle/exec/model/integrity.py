@@ -30,14 +30,13 @@ class RunningChecksum:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._pieces: list[tuple[int, Tensor]] = []
-        place = longest = 0
+        place = 0
         for tensor in tensors:
-            for words in torch.split(tensor.view(-1).view(torch.int32), PIECE) if tensor.numel() else ():
+            for words in torch.split(tensor.view(-1).view(torch.int32), PIECE):
                 self._pieces.append((place, words))
-                place, longest = place + len(words), max(longest, len(words))
-        device = self._pieces[0][1].device if self._pieces else torch.device("cpu")
+                place += len(words)
+        device = tensors[0].device if tensors else torch.device("cpu")
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
-        self._places = torch.arange(longest, device=device)
 
     @torch.no_grad()
     def piece(self) -> bool:
@@ -45,7 +44,7 @@ class RunningChecksum:
         if not self._pieces:
             return False
         first, words = self._pieces.pop()
-        _add_words(self._sums, words, self._places, first)
+        _add_words(self._sums, words, first)
         return True
 
     def finish(self) -> Checksum:
@@ -101,9 +100,8 @@ def word_sums(tensor: Tensor, first: int = 0) -> Tensor:
     size = next(size for size in (4, 2, 1) if flat.nbytes % size == 0)
     words = flat.view(_WORDS[size]) if flat.element_size() >= size else flat.view(torch.uint8).view(_WORDS[size])
     sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    places = torch.arange(min(PIECE, len(words)), device=flat.device)
     for start in range(0, len(words), PIECE):
-        _add_words(sums, words[start : start + PIECE], places, first + start)
+        _add_words(sums, words[start : start + PIECE], first + start)
     return sums
 
 
@@ -112,11 +110,10 @@ def word_count(tensor: Tensor) -> int:
     return 2 * tensor.numel()
 
 
-def _add_words(sums: Tensor, words: Tensor, places: Tensor, first: int) -> None:
+def _add_words(sums: Tensor, words: Tensor, first: int) -> None:
     wide = words.to(torch.int64)
-    total = wide.sum()
-    sums[0] += total
-    sums[1] += wide.mul_(places[: len(wide)]).sum() + total * first
+    sums[0] += wide.sum()
+    sums[1] += wide.mul_(torch.arange(first, first + len(wide), device=wide.device)).sum()
 
 
 def _checksum(sums: Tensor) -> Checksum:

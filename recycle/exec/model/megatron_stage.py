@@ -29,7 +29,7 @@ from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayou
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
 from recycle.exec.model.state.optimizer import StoredNames, without_shared
-from recycle.exec.model.state.rules import Rules
+from recycle.exec.model.state.rules import rules_of
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
 from recycle.ir.instruction import (
@@ -71,9 +71,8 @@ class MegatronStage(Stage):
         evaluation: Batches | None,
         held: Mapping[int, StatePiece],
     ) -> None:
-        self._type = PRECISIONS[job.train.precision]
-        self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
-        super().__init__(job, index, self._part.message_shape, self._type)
+        self._part = StageModule(part, job, index, device, providers, tensor_rank)
+        super().__init__(job, index, self._part.message)
         self._device = device
         is_pinned = device.type == "cuda"
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
@@ -89,33 +88,30 @@ class MegatronStage(Stage):
 
         named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied and SHARED_WEIGHT in named else None
-        units = self._units_of(job, named)
+        layers = job.layers_per_stage()
+        units = units_of(named, layers, index)
         # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
-        rules = Rules(job.train, job.model.import_from or ())
-        of_names = {name: rules.of(name, parameter) for name, parameter in named.items()}
-        names = sorted(named, key=lambda name: (units[name], end * (name == shared), of_names[name].order))
+        rules = rules_of(job.train, named, job.model.import_from or ())
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), rules[name].order))
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
-        cut = cut_dimensions(part)
-        halves = gated_parameters(part)
-        summed: set[Parameter] = set()
-        if job.grid.tensor_parallel > 1:
-            summed = per_head_parameters(part)
+        cut, halves = cut_dimensions(part), gated_parameters(part)
+        summed = per_head_parameters(part) if job.grid.tensor_parallel > 1 else set()
         if job.grid.sequence_parallel:
             summed |= sequence_split_parameters(part) - cut.keys()
-        alone: dict[Parameter, int | None] = dict.fromkeys(own_expert_parameters(part))
-        places = alone | cut
+        places: dict[Parameter, int | None] = {**dict.fromkeys(own_expert_parameters(part)), **cut}
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
-            {state for rule in of_names.values() for state in rule.optimizer.state},
+            {state for rule in rules.values() for state in rule.optimizer.state},
         )
         self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
         self._size = self._sums.layout.size
-        self._replicated = self._sums.common(0, self._size) if job.grid.tensor_parallel > 1 else []
-        hosted = range(*stage_units(job.layers_per_stage())[index])
+        self._replicated = self._sums.common(0, self._size)
+        hosted = range(*stage_units(layers)[index])
         ends = ends_of_units(hosted, [units[name] for name in self.parameters], self._sums.layout)
+        working_type = PRECISIONS[job.train.precision]
         if job.train.sharded_optimizer:
             count, is_by_unit = job.shape.pipelines, has_unit_shards(job)
             self.layout = ShardedOptimizer(
@@ -123,14 +119,14 @@ class MegatronStage(Stage):
                 self._names,
                 self._sums,
                 rules,
-                self._type,
+                working_type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
                 [0, *(end for _, end in ends.values())] if is_by_unit else [0, self._size],
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, self._type, held)
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, working_type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -148,11 +144,6 @@ class MegatronStage(Stage):
     @property
     def tied_sum(self) -> Accumulator | None:
         return self._sums.tied
-
-    def _units_of(self, job: Job, named: Mapping[str, Parameter]) -> dict[str, int]:
-        layers, index = job.layers_per_stage(), self.index
-        head = stage_units(layers)[-1][1] - 1
-        return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
 
     def begin_iteration(self, step: int) -> None:
         super().begin_iteration(step)
@@ -293,7 +284,7 @@ class MegatronStage(Stage):
         tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
         output = self._part.output(entry, batch, self._iteration, number, tokens)
         if not self._is_last:
-            self._part.require_message(output, self._type)
+            self._part.require_message(output)
         return output
 
     def _batch(self, number: int) -> Batch:

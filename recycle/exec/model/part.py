@@ -30,7 +30,9 @@ from recycle.exec.data.batches import Batch
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.router import stay_on_device
+from recycle.exec.model.stage import PRECISIONS
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
+from recycle.exec.transport.base import MessageSpec
 from recycle.job import Job
 from recycle.megatron_versions import content_version
 
@@ -142,7 +144,7 @@ class StageModule:
     """The module of one stage, moved to `device`; by default the loss follows from its losses or logits.
 
     Attributes:
-        message_shape: of activations between stages.
+        message: shape and type of the activations between stages.
         names: the parameters by their name in the whole model.
     """
 
@@ -153,7 +155,7 @@ class StageModule:
         index: int,
         device: torch.device,
         providers: Providers,
-        tensor: tuple[int, int],
+        tensor_rank: int,
     ) -> None:
         model, rows = job.model, job.data.micro_batch_size
         stay_on_device(module)
@@ -163,9 +165,11 @@ class StageModule:
         self._loss = providers.loss or (masked_sum if self._is_megatrons else cross_entropy)
         if job.data.reset_attention:
             _require_masks(module, self._is_megatrons)
-        cut = tensor[1] if job.grid.sequence_parallel else 1
+        ways = job.grid.tensor_parallel
+        cut = ways if job.grid.sequence_parallel else 1
         standard = (model.sequence // cut, rows, model.hidden)
-        self.message_shape: tuple[int, ...] = tuple(getattr(module, MESSAGE_SHAPE, standard))
+        shape = tuple(getattr(module, MESSAGE_SHAPE, standard))
+        self.message: MessageSpec = shape, PRECISIONS[job.train.precision]
         self._positions = torch.arange(model.sequence, device=device).expand(rows, model.sequence)
         first_layer = sum(job.layers_per_stage()[:index])
         self.names = global_names(module, first_layer)
@@ -184,7 +188,9 @@ class StageModule:
             }
         config: Any = getattr(module, "config", None)
         draws = is_provided or config.hidden_dropout or config.attention_dropout
-        self._dropout = DropoutSeeds(module, first_layer, model.seed, device, tensor, cut > 1) if draws else None
+        self._dropout = (
+            DropoutSeeds(module, first_layer, model.seed, device, (tensor_rank, ways), cut > 1) if draws else None
+        )
         if job.recompute_of(index) == "layers":
             recompute_layers(module, bool(draws))
         elif job.recompute_of(index) == "selective":
@@ -246,14 +252,14 @@ class StageModule:
             self.module.set_input_tensor(None)
         return output
 
-    def require_message(self, output: Tensor, dtype: torch.dtype) -> None:
+    def require_message(self, output: Tensor) -> None:
         """Raise RunError unless `output` has the shape and type of a message to the next stage."""
-        if not isinstance(output, Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
+        if not isinstance(output, Tensor) or (tuple(output.shape), output.dtype) != self.message:
             returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, Tensor) else type(output)
+            shape, dtype = self.message
             raise RunError(
                 f"[model] provider: the module of stage {self._index} returned {returned}, but stages pass"
-                f" {list(self.message_shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every"
-                " stage's module"
+                f" {list(shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every stage's module"
             )
 
     def _require_same_buffers(self) -> None:

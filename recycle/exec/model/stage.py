@@ -161,14 +161,12 @@ class Stage(ABC):
 
     layout: StateLayout
 
-    def __init__(
-        self, job: Job, index: int, message_shape: tuple[int, ...], message_type: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, job: Job, index: int, message: MessageSpec) -> None:
         self.index = index
         self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
         self._divisor = job.shape.global_micro_batches
         self._pipelines, self._micro_batches_in = job.shape.pipelines, job.micro_batches_in
-        self._message_spec = message_shape, message_type
+        self._message_spec = message
         self._iteration = 0
         self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
         self._held: dict[MicroBatch, Any] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +90,28 @@ def global_names(part: Any, first_layer: int) -> dict[str, Parameter]:
     return names
 
 
-def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bool, bool], head: int) -> dict[str, int]:
-    """The unit of the model that each parameter of a part belongs to (see `recycle.plans.hosting`).
+def units_of(names: Iterable[str], layers: Sequence[int], stage: int) -> dict[str, int]:
+    """The unit of the model that each parameter of a stage belongs to (see `recycle.plans.hosting`).
 
     Parameters outside of layers belong to the embedding on the first stage and to the head on the last stage. If a
     stage is both, parameters before the layers belong to the embedding and others to the head. On any other stage they
     belong to its first layer. Raises JobError if a middle stage without layers has parameters.
+
+    Args:
+        layers: of each stage.
     """
-    is_first, is_last = ends
+    first_layer, is_last = sum(layers[:stage]), stage == len(layers) - 1
     units, is_after_layers = dict[str, int](), False
     for name in names:
         match = _LAYER_NUMBER.search(name)
         number = int(match[1]) if match is not None else -1
-        if first_layer <= number < first_layer + layers:
+        if first_layer <= number < first_layer + layers[stage]:
             units[name], is_after_layers = number + 1, True
-        elif is_first and not (is_last and is_after_layers):
+        elif stage == 0 and not (is_last and is_after_layers):
             units[name] = 0
         elif is_last:
-            units[name] = head
-        elif layers:
+            units[name] = sum(layers) + 1
+        elif layers[stage]:
             units[name] = first_layer + 1
         else:
             raise JobError(

@@ -30,7 +30,7 @@ from recycle.exec.model.state.optimizer import (
     piece_of_step,
     runs_of,
 )
-from recycle.exec.model.state.rules import Rules
+from recycle.exec.model.state.rules import Rule
 from recycle.exec.transport.base import Transport
 
 
@@ -154,7 +154,7 @@ class ShardedOptimizer(Shards):
         parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        rules: Rules,
+        rules: Mapping[str, Rule],
         working_type: torch.dtype,
         first: int,
         count: int,
@@ -162,10 +162,9 @@ class ShardedOptimizer(Shards):
         tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
-        self._joined, self._rules, self._names, self._tells_shapes = sums, rules, names, tells_shapes
-        self._parameters = list(parameters)
+        self._joined, self._names, self._tells_shapes = sums, names, tells_shapes
+        self._rules = {name: rules[name] for name in parameters}
         self._initial: Tensor | None = flattened(listed, layout)
-        self._of_parameters = [rules.of(name, parameter) for name, parameter in parameters.items()]
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
@@ -191,9 +190,9 @@ class ShardedOptimizer(Shards):
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        runs = runs_of(self._of_parameters, self._joined.layout, begin, end)
-        piece = FlatOptimizer(masters, runs, self._rules, working, is_new=self._initial is not None)
-        names = self._names.between(self._parameters, self._joined.layout, begin, end, self._tells_shapes)
+        runs = runs_of(self._rules.values(), self._joined.layout, begin, end)
+        piece = FlatOptimizer(masters, runs, working, is_new=self._initial is not None)
+        names = self._names.between(self._rules, self._joined.layout, begin, end, self._tells_shapes)
         piece.attach(self._joined.mean, begin, self._scratch, names)
         return piece
 
@@ -209,7 +208,7 @@ class UnitOptimizers(StateLayout):
         parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        rules: Rules,
+        rules: Mapping[str, Rule],
         working_type: torch.dtype,
         held: Mapping[int, StatePiece],
     ) -> None:
@@ -218,7 +217,7 @@ class UnitOptimizers(StateLayout):
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         places = dict(zip(parameters, layout.offsets, strict=True))
         # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
-        wholes = (each.numel() for name, each in parameters.items() if rules.of(name, each).optimizer.takes_whole)
+        wholes = (each.numel() for name, each in parameters.items() if rules[name].optimizer.takes_whole)
         scratch = scratch_of(layout.size, device, max(wholes, default=0))
         for unit, (begin, end) in ends.items():
             unit_parameters = {name: each for name, each in parameters.items() if begin <= places[name] < end}

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.exec.model.state.rules import AdamW, Rule, Rules, Update
+from recycle.exec.model.state.rules import AdamW, Rule, Update
 from recycle.exec.model.stored_tensors import piece_name, piece_of
 from recycle.job.footprint import ON_CPU, ON_GPU
 
@@ -94,11 +94,10 @@ class FlatOptimizer:
         self,
         parameters: Tensor,
         runs: Sequence[Run],
-        rules: Rules,
         working: Tensor | None = None,
         is_new: bool = True,
     ) -> None:
-        self._train, self.parameters, self._runs, self._working = rules.train, parameters, list(runs), working
+        self.parameters, self._runs, self._working = parameters, list(runs), working
         make = torch.zeros_like if is_new else torch.empty_like
         # Name -> first element and tensor, which spans all runs whose optimizers have a tensor of that name.
         self._moments: dict[str, tuple[int, Tensor]] = {}
@@ -121,7 +120,6 @@ class FlatOptimizer:
     @torch.no_grad()
     def step(self, iteration: int, clip_factor: float) -> None:
         """Apply one update, with the learning rate of an iteration and a factor on the gradient."""
-        rate = learning_rate(self._train, iteration)
         for run in self._runs:
             rule, count = run.rule, self._counts[int(not run.rule.decays)]
             for piece in run.pieces(self._piece):
@@ -134,7 +132,7 @@ class FlatOptimizer:
                 parameter, gradient, *state = (
                     tensor.view(*run.shape) for tensor in (self.parameters[piece], mean, *state)
                 )
-                scaled = rate * rule.scale
+                scaled = learning_rate(rule.optimizer.train, iteration) * rule.scale
                 update = Update(parameter, gradient, state, count.clone(), scaled, rule.weight_decay, rule.blocks)
                 rule.optimizer.step(update)
                 self._publish(piece)
@@ -190,15 +188,15 @@ class UnitOptimizer(FlatOptimizer):
     def __init__(
         self,
         parameters: Mapping[str, Parameter],
-        rules: Rules,
+        rules: Mapping[str, Rule],
         working_type: torch.dtype = torch.float32,
     ) -> None:
         listed = list(parameters.values())
         self.layout = FlatLayout([parameter.shape for parameter in listed])
         flat = flattened(listed, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
-        runs = runs_of((rules.of(name, parameter) for name, parameter in parameters.items()), self.layout)
-        super().__init__(flat, runs, rules, working)
+        runs = runs_of((rules[name] for name in parameters), self.layout)
+        super().__init__(flat, runs, working)
         self.bind(listed)
 
     def bind(self, parameters: Sequence[Parameter]) -> None:

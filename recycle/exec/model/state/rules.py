@@ -215,34 +215,33 @@ class Rule(NamedTuple):
     order: tuple[Any, ...]
 
 
-class Rules:
-    """The rules of a job's parameters. Raises JobError as `optimizer_named` does.
+def rules_of(train: TrainSection, parameters: Mapping[str, Tensor], folders: Sequence[str] = ()) -> dict[str, Rule]:
+    """The rules of parameters, by their names in the whole model. Raises JobError as `optimizer_named` does.
 
     Args:
         folders: where modules of optimizers are looked for.
     """
+    made = cache(lambda text: optimizer_named(text, "[train] optimizer", folders)(train))
+    balancing = cache(lambda rate: _Balance(train, rate))
 
-    def __init__(self, train: TrainSection, folders: Sequence[str] = ()) -> None:
-        self.train = train
-        self._made = cache(lambda text: optimizer_named(text, "[train] optimizer", folders)(train))
-        self._balance = cache(lambda rate: _Balance(train, rate))
-
-    def of(self, name: str, parameter: Tensor) -> Rule:
-        """The rule of a parameter, by its name in the whole model."""
-        groups, is_decayed = self.train.groups, decays(parameter)
-        place = next((place for place, group in enumerate(groups) if group.has(name)), len(groups))
-        scale, stated, text = 1.0, None, self.train.optimizer
-        if place < len(groups):
-            group = groups[place]
-            scale, stated, text = group.learning_rate_scale, group.weight_decay, group.optimizer or text
-        optimizer: Optimizer = self._made(text)
+    def rule_of(name: str, parameter: Tensor) -> Rule:
+        is_decayed = decays(parameter)
+        place = next((place for place, group in enumerate(train.groups) if group.has(name)), len(train.groups))
+        scale, weight_decay, text = 1.0, None, train.optimizer
+        if place < len(train.groups):
+            group = train.groups[place]
+            scale, weight_decay, text = group.learning_rate_scale, group.weight_decay, group.optimizer or text
+        if weight_decay is None:
+            weight_decay = train.weight_decay if is_decayed else 0.0
+        optimizer: Optimizer = made(text)
         if balance_rate := getattr(parameter, BALANCE_RATE, 0.0):
-            optimizer = self._balance(balance_rate)
+            optimizer = balancing(balance_rate)
         elif not optimizer.takes(name, parameter):
-            optimizer = self._made("adamw")
-        kind, default = type(optimizer), self.train.weight_decay if is_decayed else 0.0
+            optimizer = made("adamw")
+        kind = type(optimizer)
         # Decayed parameters come first; where they meet the others, both are AdamW's.
         order = not is_decayed, (kind is AdamW) == is_decayed, kind.__qualname__, balance_rate, place
-        weight_decay = default if stated is None else stated
         blocks = getattr(parameter, ROW_BLOCKS, (1, tuple(parameter.shape[:1]))) if optimizer.takes_whole else (1, ())
         return Rule(optimizer, scale, weight_decay, blocks, is_decayed, order)
+
+    return {name: rule_of(name, parameter) for name, parameter in parameters.items()}
