@@ -21,7 +21,11 @@ from recycle.job.shape import MOST_BUCKETS, Placing, Shape
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+AboveZero = Annotated[float, Meta(gt=0)]
+AtLeastOne = Annotated[float, Meta(ge=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+Seconds = NotNegative
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
 """Seconds, up to 11 days, the longest wait of the operating system."""
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -118,8 +122,8 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     static: str | list[str] | None = None
     weight_stash: Share = 1.0
     offload: Literal["off", "auto"] = "off"
-    host_bandwidth: Annotated[float, Meta(gt=0)] | str | None = None
-    state_limit: Annotated[float, Meta(ge=1.0)] = 1.25
+    host_bandwidth: AboveZero | str | None = None
+    state_limit: AtLeastOne = 1.25
 
 
 class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,7 +156,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     move: bool = False
     layout: Literal["fixed", "elastic"] = "fixed"
     move_when: Literal["worth", "always"] = "worth"
-    iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
+    iterations_between_changes: AboveZero = 1000.0
 
 
 class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,15 +173,15 @@ class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
         attention_factor: factor of cosines and sines with "yarn"; 0.1 ln `factor` + 1 when left out.
     """
 
-    factor: Annotated[float, Meta(ge=1)]
+    factor: AtLeastOne
     rope_type: Literal["linear", "llama3", "yarn"] = "llama3"
     original_max_position_embeddings: Positive = 8192
-    low_freq_factor: Annotated[float, Meta(gt=0)] = 1.0
-    high_freq_factor: Annotated[float, Meta(gt=0)] = 4.0
-    beta_slow: Annotated[float, Meta(gt=0)] = 1.0
-    beta_fast: Annotated[float, Meta(gt=0)] = 32.0
+    low_freq_factor: AboveZero = 1.0
+    high_freq_factor: AboveZero = 4.0
+    beta_slow: AboveZero = 1.0
+    beta_fast: AboveZero = 32.0
     truncate: bool = True
-    attention_factor: Annotated[float, Meta(gt=0)] | None = None
+    attention_factor: AboveZero | None = None
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -226,12 +230,12 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     ffn: Positive | None = None
     split: list[Annotated[int, Meta(ge=0)]] | Literal["auto"] | None = None
     tied: bool = False
-    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    rotary_base: Annotated[float, Meta(gt=0)] = 10000.0
-    rotary_scaling: Annotated[float, Meta(ge=1)] | RotaryScaling | None = None
+    dropout: BelowOne = 0.0
+    attention_dropout: BelowOne | None = None
+    rotary_base: AboveZero = 10000.0
+    rotary_scaling: AtLeastOne | RotaryScaling | None = None
     rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    local_rotary_base: Annotated[float, Meta(gt=0)] | None = None
+    local_rotary_base: AboveZero | None = None
     recompute: Recompute | list[Recompute] = "none"
     seed: int = 1234
 
@@ -272,7 +276,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch_size: Positive = 1
     seed: int = 0
     paths: Annotated[list[str], Meta(min_length=1)] | None = None
-    weights: list[Annotated[float, Meta(gt=0)]] | None = None
+    weights: list[AboveZero] | None = None
     split: Annotated[str, Meta(pattern=r"^[0-9.]+(,[0-9.]+){0,2}$")] = "969,30,1"
     samples: Positive | None = None
     cache: str | None = None
@@ -307,7 +311,7 @@ class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     parameters: Annotated[list[str], Meta(min_length=1)]
     learning_rate_scale: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    weight_decay: Annotated[float, Meta(ge=0)] | None = None
+    weight_decay: NotNegative | None = None
     optimizer: str | None = None
 
     def has(self, name: str) -> bool:
@@ -370,20 +374,20 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: Positive = 30
     rampup_batch_size: Annotated[list[Positive], Meta(min_length=3, max_length=3)] | None = None
-    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    learning_rate: AboveZero = 1e-3
     warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
-    minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
+    minimum_learning_rate: NotNegative = 0.0
     decay: Positive | None = None
     decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
     optimizer: str = "adamw"
     groups: list[GroupSection] = field(default_factory=list)
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, Meta(gt=0)] = 1e-8
-    clip: Annotated[float, Meta(gt=0)] = 1.0
+    weight_decay: NotNegative = 0.01
+    momentum: BelowOne = 0.95
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    epsilon: AboveZero = 1e-8
+    clip: AboveZero = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
     optimizer_copies: Positive = 2
@@ -460,14 +464,14 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0
-    hung_factor: Annotated[float, Meta(ge=1)] = 10.0
+    hung_factor: AtLeastOne = 10.0
     warm_up: DeadlineSeconds = 60.0
     form_timeout: DeadlineSeconds = 20.0
     transport_timeout: DeadlineSeconds = 300.0
     start_deadline: DeadlineSeconds = 600.0
     rejoin_deadline: DeadlineSeconds = 120.0
     grace: DeadlineSeconds = 120.0
-    drift: Annotated[float, Meta(ge=0)] = 0.15
+    drift: NotNegative = 0.15
     drift_iterations: Positive = 8
 
 
@@ -526,7 +530,7 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
     wandb_mode: Literal["online", "offline"] = "online"
     prometheus: int | str | None = None
     otlp: str | None = None
-    peak_flops: Annotated[float, Meta(gt=0)] | None = None
+    peak_flops: AboveZero | None = None
 
 
 class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -545,7 +549,7 @@ class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Literal["A100-40GB", "A100-80GB", "H100-80GB"] = "A100-80GB"
     achieved: Annotated[float, Meta(gt=0, le=1)] = 0.5
     activations: Literal["all", "selective", "full"] = "selective"
-    link_bandwidth: Annotated[float, Meta(gt=0)] | None = None
+    link_bandwidth: AboveZero | None = None
     link_latency: Seconds = 10e-6
 
 
@@ -569,9 +573,9 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
     rebuild: Seconds = 2.0
     start: Seconds = 45.0
     restart: Seconds = 60.0
-    storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
+    storage_bandwidth: AboveZero = 1e9
     snapshot: Seconds = 1.0
-    snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
+    snapshot_bandwidth: AboveZero = 10e9
     notice: Seconds = 4320.0
 
 

@@ -123,11 +123,13 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
         JobError: the source is not such a checkpoint, or has another model.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _open(source, target)
+    checkpoint = TorchDistCheckpoint(source)
+    require_absent(target)
     if keeps_rows:
         model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
     part = _unsplit_part(model)
-    unstated = _read(checkpoint, part, model)
+    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
+    checkpoint.read(part)
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         write_untrained(folder, model, files)
@@ -145,7 +147,8 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         JobError: the source is not such a checkpoint, has another model, or lacks moments.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _open(source, target)
+    checkpoint = TorchDistCheckpoint(source)
+    require_absent(target)
     iteration_folder, iteration = checkpoint.folder, _iteration(checkpoint.folder)
     if not checkpoint.has(OPTIMIZER_PREFIX):
         raise JobError(f"{iteration_folder}: has no moments of an optimizer; import the weights alone, without --run")
@@ -155,7 +158,8 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     part = _unsplit_part(model)
     named: dict[str, torch.Tensor] = {}
     weights = f"{OPTIMIZER_PREFIX}fp32_param." if checkpoint.has(f"{OPTIMIZER_PREFIX}fp32_param.") else ""
-    unstated = _read(checkpoint, part, model)
+    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
+    checkpoint.read(part)
     for prefix, stored_prefix in (("", weights), *((moment, f"{OPTIMIZER_PREFIX}{moment}") for moment in MOMENTS)):
         if prefix:
             for parameter in part.parameters():
@@ -180,18 +184,6 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         settings = course(job, load_batches(job).digest)
         write_manifest(kept, Manifest(step, before, job.shape.to_json(), identity(job), settings, files))
     return replace(_outcome(checkpoint, part, model, unstated), moments=True)
-
-
-def _open(source: Path, target: Path) -> TorchDistCheckpoint:
-    checkpoint = TorchDistCheckpoint(source)
-    require_absent(target)
-    return checkpoint
-
-
-def _read(checkpoint: TorchDistCheckpoint, part: Module, model: ModelSection) -> tuple[str, ...]:
-    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
-    checkpoint.read(part)
-    return unstated
 
 
 def _outcome(

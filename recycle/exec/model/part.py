@@ -103,14 +103,13 @@ PARTS: Mapping[str, str] = {
 DEFAULT_PARTS = ("core_attn",)
 
 
-class _Recomputed:
-    def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
-        self._forward, self._draws = forward, draws
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], draws: bool) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._forward(*arguments, **named)
-        return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=self._draws, **named)
+            return forward(*arguments, **named)
+        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=draws, **named)
+
+    return run
 
 
 def recompute_layers(part: Module, draws: bool) -> None:
@@ -118,7 +117,7 @@ def recompute_layers(part: Module, draws: bool) -> None:
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
-        layer.forward = _Recomputed(layer.forward, draws)
+        layer.forward = _recomputed(layer.forward, draws)
 
 
 def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
@@ -133,7 +132,7 @@ def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
         for wanted in dict.fromkeys(PARTS[name] for name in names):
             module = modules.get(f"{place}.{wanted}")
             if module is not None:
-                module.forward = _Recomputed(module.forward, draws)
+                module.forward = _recomputed(module.forward, draws)
 
 
 MESSAGE_SHAPE = "message_shape"

@@ -58,7 +58,7 @@ def own_expert_parameters(part: Module) -> set[Parameter]:
 
 def first_expert(part: Module) -> int:
     """Number, within its layer, of the first expert of each mixture in a part."""
-    return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
+    return next((layer.local_expert_indices[0] for layer in _mixtures(part)), 0)
 
 
 def _mixtures(part: Module) -> list[BaseMoELayer]:
