@@ -45,7 +45,11 @@ Recompute = Literal["none", "full", "layers", "selective"]
 """Recomputation of a stage in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
 
 
-class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the sections: frozen, and unknown keys are refused."""
+
+
+class ShapeSection(Section, frozen=True):
     """`[shape]`: size of the job.
 
     A worker consists of `tensor_parallel` processes, which fail as one (docs/guides/tensor-parallel.md).
@@ -75,7 +79,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     expert_parallel: bool = False
 
 
-class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
+class TimesSection(Section, frozen=True):
     """`[times]`: times of each instruction, or the file that `recycle profile` wrote.
 
     All times are in one unit, which may be any: numbers are for planning alone.
@@ -98,7 +102,7 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
     profile: str | None = None
 
 
-class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
+class MemorySection(Section, frozen=True):
     """`[memory]`: what a worker may hold.
 
     Attributes:
@@ -126,7 +130,7 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     state_limit: AtLeastOne = 1.25
 
 
-class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
+class PlannerSection(Section, frozen=True):
     """`[planner]`: effort per plan, and the techniques that plans may use.
 
     Attributes:
@@ -159,7 +163,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     iterations_between_changes: AboveZero = 1000.0
 
 
-class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
+class RotaryScaling(Section, frozen=True):
     """`[model] rotary_scaling` as a table, with the keys of a `config.json` of Hugging Face.
 
     Attributes:
@@ -184,7 +188,7 @@ class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
     attention_factor: AboveZero | None = None
 
 
-class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelSection(Section, frozen=True):
     """`[model]`: a built-in model, or a model that a function builds (docs/guides/models.md).
 
     Attributes:
@@ -246,7 +250,7 @@ OF_DOCUMENTS = ("mask_loss", "reset_positions", "reset_attention")
 """Keys of `[data]` that only its kind "gpt-dataset" has."""
 
 
-class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
+class DataSection(Section, frozen=True):
     """`[data]`: what micro-batches hold (docs/guides/data.md).
 
     Attributes:
@@ -286,7 +290,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     reset_attention: bool = False
 
 
-class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
+class EvalSection(Section, frozen=True):
     """`[eval]`: evaluation on other data (docs/guides/data.md).
 
     Attributes:
@@ -301,7 +305,7 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataSection | None = None
 
 
-class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
+class GroupSection(Section, frozen=True):
     """`[[train.groups]]`: settings of some parameters; `weight_decay` and `optimizer` are those of `[train]` if None.
 
     Attributes:
@@ -322,7 +326,7 @@ OPTIMIZERS = ("adamw", "muon", "sgd")
 """Optimizers that a job may name, besides classes."""
 
 
-class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
+class TrainSection(Section, frozen=True):
     """`[train]`: the loss, the optimizer, the sum of gradients, and checkpoints.
 
     Attributes:
@@ -411,7 +415,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         return {"[train] optimizer": self.optimizer} | {key: text for key, text in stated.items() if text is not None}
 
 
-class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
+class MembershipSection(Section, frozen=True):
     """`[membership]`: when a worker counts as dead, hung or slow, and where agents find the leader.
 
     The deadlines are explained in docs/explanations/recovery.md.
@@ -475,7 +479,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     drift_iterations: Positive = 8
 
 
-class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSection(Section, frozen=True):
     """`[cluster]`: how workers are placed on nodes, and how often one is started again.
 
     Attributes:
@@ -490,7 +494,7 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_checks: Seconds = 30.0
 
 
-class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
+class IntegritySection(Section, frozen=True):
     """`[integrity]`: comparisons that find wrong bits in parameters, optimizer state and results.
 
     `digests` must divide `[train] checkpoint_every`, so that every checkpoint was compared. Without `digests`, `every`
@@ -511,7 +515,7 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.digests or self.every)
 
 
-class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
+class LoggingSection(Section, frozen=True):
     """`[logging]`: experiment trackers that show the curves of a run (docs/guides/logging.md).
 
     Attributes:
@@ -533,7 +537,7 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
     peak_flops: AboveZero | None = None
 
 
-class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
+class AnalyticSection(Section, frozen=True):
     """`[analytic]`: the GPUs of the analytic model, for `[times] profile = "analytic"`.
 
     Attributes:
@@ -553,7 +557,7 @@ class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
     link_latency: Seconds = 10e-6
 
 
-class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
+class PausesSection(Section, frozen=True):
     """`[pauses]`: what a change of the live nodes costs in `recycle compare`, whatever the system.
 
     Attributes:
