@@ -128,9 +128,6 @@ class WeightGradientStore:
         """The tensors that W of `micro_batch` still needs besides the weights; [] before its I."""
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
 
-    def waiting(self) -> set[MicroBatch]:
-        return set(self._waiting)
-
     def clear(self) -> None:
         self._waiting.clear()
         self._recording = None

@@ -239,12 +239,8 @@ class GlooTransport(GroupTransport):
 
         works = [*start(self._tensor.recv, received), *start(self._tensor.send, parts)]
 
-        def all_done() -> None:
-            for work in works:
-                self._await_work(work)
-
         def pending() -> list[Tensor]:
-            self._wait_in_thread(all_done)
+            self._wait_in_thread(partial(self._finish, works))
             return received
 
         return pending

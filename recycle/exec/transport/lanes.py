@@ -193,11 +193,10 @@ class LaneTransport(GroupTransport):
         while wait([idle], ERROR_SECONDS).not_done:
             self._communicators.mark_failed(self._has_failed)
             self._begin_abort(self._communicators.take_unfit())
-        self._await_aborts()
-        idle.result()
-
-    def _release_streams(self) -> None:
+        for ending in self._aborting:
+            ending.join()
         self._streams.keep_only({id(communicator) for communicator in self._communicators.held().values()})
+        idle.result()
 
     def _reusable(self) -> dict[CommunicatorKey, Communicator]:
         size = self._settings.tensor[1]
@@ -448,11 +447,6 @@ class LaneTransport(GroupTransport):
         if backends:
             self._aborting.append(threading.Thread(target=self._abort, args=(backends,), daemon=True))
             self._aborting[-1].start()
-
-    def _await_aborts(self) -> None:
-        for ending in self._aborting:
-            ending.join()
-        self._release_streams()
 
     def close(self) -> None:
         """Abort the communicators that wait for a peer, and wait until the device is idle.

@@ -50,10 +50,10 @@ class ShardedSums:
                 own_shards.append(shard)
                 continue
             for number, piece in enumerate(_pieces(part)):
-                sent.append(self._send(piece, first, shard, number, _REDUCE))
+                sent.append(self._group.send([piece], first, _tag(shard, number, _REDUCE)))
                 if self._rank in others:
                     # The first owner sends the sum only after it has received all of this part.
-                    received.append(self._receive(piece, first, shard, number, _SUM))
+                    received.append(self._group.recv([piece], first, _tag(shard, number, _SUM)))
         for shard in own_shards:
             sent += self._add_up(shard, parts[shard])
         for work in [*received, *sent]:
@@ -71,7 +71,7 @@ class ShardedSums:
             size = len(pieces[number])
             receives.append(
                 [
-                    self._receive(into[:size], peer, shard, number, _REDUCE)
+                    self._group.recv([into[:size]], peer, _tag(shard, number, _REDUCE))
                     for peer, into in zip(self._peers, scratch[number % AWAITED], strict=True)
                 ]
             )
@@ -83,7 +83,7 @@ class ShardedSums:
             for work, other in zip(receives[number], scratch[number % AWAITED], strict=True):
                 self._wait(work)
                 piece.add_(other[: len(piece)])
-            sent += [self._send(piece, owner, shard, number, _SUM) for owner in self._owners[shard][1:]]
+            sent += [self._group.send([piece], owner, _tag(shard, number, _SUM)) for owner in self._owners[shard][1:]]
             if number + AWAITED < len(pieces):
                 expect(number + AWAITED)
         return sent
@@ -95,21 +95,16 @@ class ShardedSums:
             for number, piece in enumerate(_pieces(part)):
                 if owners[0] == self._rank:
                     takers = (peer for peer in self._peers if peer not in owners)
-                    works += [self._send(piece, peer, shard, number, _GATHER) for peer in takers]
+                    works += [self._group.send([piece], peer, _tag(shard, number, _GATHER)) for peer in takers]
                 elif self._rank not in owners:
-                    works.append(self._receive(piece, owners[0], shard, number, _GATHER))
+                    works.append(self._group.recv([piece], owners[0], _tag(shard, number, _GATHER)))
         for work in works:
             self._wait(work)
 
-    def _send(self, piece: Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
-        return self._group.send([piece], peer, self._tag(shard, number, purpose))
 
-    def _receive(self, piece: Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
-        return self._group.recv([piece], peer, self._tag(shard, number, purpose))
-
-    def _tag(self, shard: int, number: int, purpose: int) -> int:
-        """Iterations share tags, because messages with one tag arrive in the order in which they were sent."""
-        return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
+def _tag(shard: int, number: int, purpose: int) -> int:
+    """Iterations share tags, because messages with one tag arrive in the order in which they were sent."""
+    return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
 
 
 def _pieces(part: Tensor) -> list[Tensor]:
