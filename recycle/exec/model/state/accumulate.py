@@ -128,9 +128,6 @@ class Accumulator(ABC):
             torch.dot(wide, wide, out=square)
         return [square / divisor**2 for square in squares.tolist()]
 
-    def blocks_of(self) -> list[int]:
-        return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
-
 
 @cache
 def fused_add(device: torch.device) -> Callable[..., None] | None:

@@ -134,17 +134,13 @@ class GradientSums(JoinedSums):
         device: torch.device,
     ) -> None:
         divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
-        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        own, bound = (
-            {name: parameter for name, parameter in parameters.items() if name != shared},
-            job.train.gradient_exponent,
-        )
-        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor, bound)
+        accumulator = partial(ACCUMULATORS[job.train.accumulation], exponent=job.train.gradient_exponent, device=device)
+        own = {name: parameter for name, parameter in parameters.items() if name != shared}
+        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor)
         common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
-            blocks = zip(own, self.own.blocks_of(), strict=True)
-            parameter_names = [name for name, count in blocks for _ in range(count)]
-            common = {place for place, name in enumerate(parameter_names) if name not in cut}
+            blocks = [name for name, each in own.items() for _ in range(0, each.numel(), self.own.grain)]
+            common = {place for place, name in enumerate(blocks) if name not in cut}
         sums = [PartialSum(self.own, common=common)]
         self._place: dict[Tensor, tuple[Accumulator, int]] = {
             parameter: (self.own, place) for place, parameter in enumerate(own.values())
@@ -152,7 +148,7 @@ class GradientSums(JoinedSums):
         self.tied: Accumulator | None = None
         if shared is not None:
             # Embedding and output layer each add a gradient, and each is rounded separately.
-            self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
+            self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor)
             self._place[parameters[shared]] = self.tied, 0
             # The norm of a shared weight counts once, at the embedding.
             tied_part = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
