@@ -59,11 +59,7 @@ ARCHITECTURES = (
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     HubArchitecture(
-        "Qwen2ForCausalLM",
-        "qwen2",
-        "qwen",
-        {"qk_layernorm": False, "add_qkv_bias": True},
-        {"num_key_value_heads": 32},
+        "Qwen2ForCausalLM", "qwen2", "qwen", {"qk_layernorm": False, "add_qkv_bias": True}, {"num_key_value_heads": 32}
     ),
     HubArchitecture("Qwen3ForCausalLM", "qwen3", "qwen", _QWEN_3, {"num_key_value_heads": 32, "head_dim": 128}),
     HubArchitecture(

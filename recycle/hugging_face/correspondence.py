@@ -19,10 +19,7 @@ from recycle.job.sections import ModelSection
 
 TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()
-_NORMS = (
-    ("input_layernorm.weight", "input_layernorm"),
-    ("pre_mlp_layernorm.weight", "post_attention_layernorm"),
-)
+_NORMS = (("input_layernorm.weight", "input_layernorm"), ("pre_mlp_layernorm.weight", "post_attention_layernorm"))
 _GEMMA_NORMS = (
     ("input_layernorm.centered_weight", "input_layernorm"),
     ("self_attn_bda.centered_weight", "post_attention_layernorm"),

@@ -182,10 +182,7 @@ class LiveWorld:
                 self._last[key], self._counts[key] = unpack(contents[source][: sizes[source]]), counts[source]
 
     def complete(
-        self,
-        number: int | None,
-        exchange: Callable[[Peers | None], list[Tensor]],
-        by_all_tensor_ranks: bool = True,
+        self, number: int | None, exchange: Callable[[Peers | None], list[Tensor]], by_all_tensor_ranks: bool = True
     ) -> list[Tensor]:
         """Run a collective between iterations, through failures; return its result."""
         key = number, by_all_tensor_ranks
@@ -405,10 +402,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         return self._world.reachable(self.scope)
 
     def _run(
-        self,
-        call: str,
-        exchange: Callable[[Peers | None], list[Tensor]],
-        take: Callable[[list[Tensor]], None],
+        self, call: str, exchange: Callable[[Peers | None], list[Tensor]], take: Callable[[list[Tensor]], None]
     ) -> Work:
         """Get the result of a collective, and give it to `take`; `exchange` must not change its input."""
         self._require_rule(call)

@@ -52,12 +52,7 @@ OPTIMIZER_PREFIX = "optimizer.state."
 
 
 @torch.no_grad()
-def write(
-    folder: Path,
-    states: Iterable[tuple[str, Module]],
-    iteration: int,
-    further: Mapping[str, Any],
-) -> None:
+def write(folder: Path, states: Iterable[tuple[str, Module]], iteration: int, further: Mapping[str, Any]) -> None:
     """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
     Args:

@@ -32,12 +32,7 @@ from recycle.exec.model.state.optimizer import StoredNames, without_shared
 from recycle.exec.model.state.rules import rules_of
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
-from recycle.ir.instruction import (
-    BackwardInput,
-    Compute,
-    HostCopy,
-    Instruction,
-)
+from recycle.ir.instruction import BackwardInput, Compute, HostCopy, Instruction
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
@@ -194,11 +189,7 @@ class MegatronStage(Stage):
         return entry
 
     def _run_replay(
-        self,
-        micro_batch: MicroBatch,
-        activation: Tensor | None,
-        gradient: Tensor | None,
-        checksums: ChecksumBuilder,
+        self, micro_batch: MicroBatch, activation: Tensor | None, gradient: Tensor | None, checksums: ChecksumBuilder
     ) -> None:
         entry = self._entry(activation)
         with self._incoming.attributed_to(checksums, is_scratch=True):
@@ -298,11 +289,7 @@ class MegatronStage(Stage):
         return micro_batch.pipeline * self._micro_batches + micro_batch.index
 
     def _backward_from(
-        self,
-        micro_batch: MicroBatch,
-        entry: Tensor | None,
-        output: Tensor | None,
-        gradient: Tensor | None,
+        self, micro_batch: MicroBatch, entry: Tensor | None, output: Tensor | None, gradient: Tensor | None
     ) -> Tensor | None:
         if output is None:
             output = self._compute(micro_batch, entry)

@@ -148,13 +148,7 @@ class StageModule:
     """
 
     def __init__(
-        self,
-        module: Any,
-        job: Job,
-        index: int,
-        device: torch.device,
-        providers: Providers,
-        tensor_rank: int,
+        self, module: Any, job: Job, index: int, device: torch.device, providers: Providers, tensor_rank: int
     ) -> None:
         model, rows = job.model, job.data.micro_batch_size
         stay_on_device(module)
@@ -203,12 +197,7 @@ class StageModule:
             part.training = trains and not enabled
 
     def output(
-        self,
-        entry: Tensor | None,
-        batch: Batch | None,
-        iteration: int,
-        micro_batch: int,
-        tokens: float | None = None,
+        self, entry: Tensor | None, batch: Batch | None, iteration: int, micro_batch: int, tokens: float | None = None
     ) -> Tensor:
         """Run the forward of a micro-batch: the next stage's input, or the loss. Bit-identical on each call.
 

@@ -274,11 +274,7 @@ class Stage(ABC):
 
     @abstractmethod
     def _run_replay(
-        self,
-        micro_batch: MicroBatch,
-        activation: Tensor | None,
-        gradient: Tensor | None,
-        checksums: ChecksumBuilder,
+        self, micro_batch: MicroBatch, activation: Tensor | None, gradient: Tensor | None, checksums: ChecksumBuilder
     ) -> None: ...
 
     def backward_input(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:

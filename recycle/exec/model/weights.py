@@ -212,12 +212,7 @@ def _pieces(part: Module, first_layer: int) -> Iterator[tuple[str, Parameter, Te
 
 @torch.no_grad()
 def read_weights(
-    part: Module,
-    checkpoint: Path,
-    first_layer: int,
-    tensor_rank: int,
-    tensor_parallel: int,
-    prefix: str = "",
+    part: Module, checkpoint: Path, first_layer: int, tensor_rank: int, tensor_parallel: int, prefix: str = ""
 ) -> None:
     """Copy a checkpoint's parameters into a part, one at a time, reading only this tensor rank's share.
 

@@ -27,20 +27,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from recycle.errors import first_line
 from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
 from recycle.exec.transport.base import Exchanging, LinkStats, Shapes, TransportError, Unreachable
-from recycle.exec.transport.connections import (
-    Connection,
-    give_up_after,
-    listening_ports,
-    open_sockets,
-    own_connections,
-)
+from recycle.exec.transport.connections import Connection, give_up_after, listening_ports, open_sockets, own_connections
 from recycle.exec.transport.formation import FormingStore
-from recycle.exec.transport.groups import (
-    STATE_TAG,
-    GroupsOfGeneration,
-    GroupTransport,
-    received_parts,
-)
+from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, received_parts
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums

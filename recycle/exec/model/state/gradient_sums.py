@@ -200,12 +200,7 @@ class IncomingGradients:
         placed: parameter -> the half of the backward that last computed its gradient.
     """
 
-    def __init__(
-        self,
-        sums: GradientSums,
-        parameters: Sequence[Parameter],
-        summed: Collection[Parameter],
-    ) -> None:
+    def __init__(self, sums: GradientSums, parameters: Sequence[Parameter], summed: Collection[Parameter]) -> None:
         self._sums, self._summed = sums, summed
         counts = [word_count(parameter) for parameter in parameters]
         self._first_word: dict[Tensor, int] = dict(zip(parameters, accumulate(counts, initial=0), strict=False))

@@ -45,13 +45,7 @@ class Shards(StateLayout):
     kind = "shard"
     pieces: dict[int, StatePiece]
 
-    def __init__(
-        self,
-        first: int,
-        bounds: Sequence[int],
-        weights: Tensor,
-        sums: Sequence[SumBuffer],
-    ) -> None:
+    def __init__(self, first: int, bounds: Sequence[int], weights: Tensor, sums: Sequence[SumBuffer]) -> None:
         self._first, self._bounds, self._weights, self._sums = first, list(bounds), weights, list(sums)
         self.pieces = {}
 

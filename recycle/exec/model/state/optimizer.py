@@ -91,11 +91,7 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self,
-        parameters: Tensor,
-        runs: Sequence[Run],
-        working: Tensor | None = None,
-        is_new: bool = True,
+        self, parameters: Tensor, runs: Sequence[Run], working: Tensor | None = None, is_new: bool = True
     ) -> None:
         self.parameters, self._runs, self._working = parameters, list(runs), working
         make = torch.zeros_like if is_new else torch.empty_like
@@ -186,10 +182,7 @@ class UnitOptimizer(FlatOptimizer):
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, Parameter],
-        rules: Mapping[str, Rule],
-        working_type: torch.dtype = torch.float32,
+        self, parameters: Mapping[str, Parameter], rules: Mapping[str, Rule], working_type: torch.dtype = torch.float32
     ) -> None:
         listed = list(parameters.values())
         self.layout = FlatLayout([parameter.shape for parameter in listed])
