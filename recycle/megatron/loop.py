@@ -173,14 +173,14 @@ class ForwardBackward:
         key = (*map(id, models), is_split)
         if key not in self._chunks:
             require_fit(models, order.stages, order.all_stages, config, order.ends_share_rank)
-            rank, ranks = current_grid().rank, current_grid().ranks
+            grid = current_grid()
             built = [
                 ModelChunk(
                     model,
                     stage,
                     order.all_stages,
                     number if len(models) > 1 else None,
-                    stage % ranks if stage % ranks != rank else None,
+                    stage % grid.ranks if stage % grid.ranks != grid.rank else None,
                     is_split,
                     config,
                 )

@@ -383,7 +383,7 @@ class Script:
             "model": self._tensors(),
             "optimizer": None if self.is_sharded else self.optimizer.state_dict(),
             "scalers": [scaler.state_dict() for scaler in self._scalers],
-            "random": {"torch": torch.get_rng_state()},
+            "random": torch.get_rng_state(),
             "settings": None if self.is_sharded else self.settings(),  # megatron-core's scheduler loads only once
         }
 
@@ -396,7 +396,7 @@ class Script:
             scaler.load_state_dict(source)
         if not self.is_sharded:
             self.load_settings(state["settings"])
-        torch.set_rng_state(state["random"]["torch"])
+        torch.set_rng_state(state["random"])
 
     def settings(self) -> dict[str, Any]:
         """What the script changes after a step: its further objects, and settings of a sharded optimizer's groups."""

@@ -17,8 +17,8 @@ from recycle.errors import RunError
 class CausalAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention of one layer, optionally with a window, a sink per head, and a mask of documents.
 
-    Takes megatron-core's constructor arguments, and reads `window_size`, `window_attn_skip_freq` and `softmax_type` of
-    the configuration. Limits: no context parallelism, attention bias or `packed_seq_params`.
+    Takes megatron-core's constructor arguments, by name, and reads `window_size`, `window_attn_skip_freq` and
+    `softmax_type` of the configuration. Limits: no context parallelism, attention bias or `packed_seq_params`.
 
     Attributes:
         window: tokens before the query that it attends; None for all.
@@ -29,14 +29,9 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         self,
         config: TransformerConfig,
         layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
+        **_: Any,
     ) -> None:
         super().__init__(config=config)
         if config.context_parallel_size != 1:
