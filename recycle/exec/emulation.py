@@ -22,7 +22,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, flipped_copy
-from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece
+from recycle.exec.model.stage import Stage, StateLayout, StatePiece
 from recycle.exec.model.state.gradient_sums import SumBuffer
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import piece_name
@@ -96,7 +96,7 @@ class EmulatedPiece:
         return named
 
 
-class EmulatedUnits(ReplicatedState):
+class EmulatedUnits(StateLayout):
     """The units of a stage, by number in ascending order; embedding and head have empty pieces."""
 
     def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:
@@ -126,7 +126,7 @@ class EmulatedStage(Stage):
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
         elements = max(_LEAST_ELEMENTS, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
-        super().__init__(job, index, (elements, 1, 1))
+        super().__init__(job, index, ((elements, 1, 1), torch.float32))
         self._train, self._pipelines = job.train, shape.pipelines
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step", "host_copy")
@@ -271,7 +271,7 @@ class EmulatedStage(Stage):
         return micro_batch.index * self._pipelines + micro_batch.pipeline
 
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
-        error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
+        error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self.index - 1)
         if (bit := self._flips.take_input_bit()) is not None:
             error = _flipped(error, bit)
         error = _propagated(f"F {self.index}", error)
@@ -283,7 +283,7 @@ class EmulatedStage(Stage):
         self, cls: type[Instruction], micro_batch: MicroBatch, held: float, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, float]:
         with self._lasting("backward_input"):
-            error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
+            error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self.index + 1)
             error = _propagated(f"I {self.index}", held, error)
             if self._is_first:
                 return None, error
@@ -322,11 +322,8 @@ class EmulatedStage(Stage):
         value: ValueKind,
         micro_batch: MicroBatch,
         message: torch.Tensor | None,
-        expects_none: bool,
         sender: int,
     ) -> float:
-        if (message is None) != expects_none:
-            raise self._misuse(cls, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
         if message is None:
             return 0.0
         mark = self._mark(value, sender, micro_batch)

@@ -49,48 +49,30 @@ class HubArchitecture:
         return "num_moe_experts" in FAMILIES[self.kind]
 
 
+_QWEN_3 = {"qk_layernorm": True, "add_qkv_bias": False}
 ARCHITECTURES = (
-    HubArchitecture(
-        "LlamaForCausalLM", "llama", "llama", defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-    ),
+    HubArchitecture("LlamaForCausalLM", "llama", "llama", defaults={"max_position_embeddings": 2048}),
     HubArchitecture(
         "MistralForCausalLM",
         "mistral",
         "mistral",
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-        },
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     HubArchitecture(
-        "Qwen2ForCausalLM",
-        "qwen2",
-        "qwen",
-        {"qk_layernorm": False, "add_qkv_bias": True},
-        {"num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
+        "Qwen2ForCausalLM", "qwen2", "qwen", {"qk_layernorm": False, "add_qkv_bias": True}, {"num_key_value_heads": 32}
     ),
-    HubArchitecture(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        "qwen",
-        {"qk_layernorm": True, "add_qkv_bias": False},
-        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
-    ),
+    HubArchitecture("Qwen3ForCausalLM", "qwen3", "qwen", _QWEN_3, {"num_key_value_heads": 32, "head_dim": 128}),
     HubArchitecture(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         "qwen_moe",
-        {"qk_layernorm": True, "add_qkv_bias": False},
+        _QWEN_3,
         {
             "num_key_value_heads": 4,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
             "moe_intermediate_size": 768,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
         },
         {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     ),
@@ -112,12 +94,11 @@ ARCHITECTURES = (
         "Gemma3ForCausalLM",
         "gemma3_text",
         "gemma",
-        {"qk_layernorm": True, "add_qkv_bias": False},
+        _QWEN_3,
         {
             "num_key_value_heads": 4,
             "head_dim": 256,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
             "tie_word_embeddings": True,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
@@ -136,15 +117,15 @@ ARCHITECTURES = (
 
 
 class _Config(msgspec.Struct):
-    """Keys of `config.json` that affect the computation; the defaults hold for all architectures."""
+    """Keys of `config.json` that affect the computation; `HubArchitecture.defaults` come before these defaults."""
 
     vocab_size: Positive
     hidden_size: Positive
     intermediate_size: Positive
     num_hidden_layers: Positive
     num_attention_heads: Positive
-    rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    max_position_embeddings: Positive
+    rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
+    max_position_embeddings: Positive = 32768
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
     tie_word_embeddings: bool = False

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from recycle.job.architecture import Architecture, config_of
 from recycle.job.sections import ModelSection
 
 TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()
-_NORMS = (
-    ("input_layernorm.weight", "input_layernorm"),
-    ("pre_mlp_layernorm.weight", "post_attention_layernorm"),
-)
+_NORMS = (("input_layernorm.weight", "input_layernorm"), ("pre_mlp_layernorm.weight", "post_attention_layernorm"))
 _GEMMA_NORMS = (
     ("input_layernorm.centered_weight", "input_layernorm"),
     ("self_attn_bda.centered_weight", "post_attention_layernorm"),
@@ -51,11 +48,11 @@ class TensorBlock:
     their_shape: TensorShape
     their_index: tuple[slice, ...]
 
-    def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
+    def copy_in(self, ours: Tensor, block: Tensor) -> None:
         target = ours.view(self.our_view)[self.our_index]
         target.copy_(block.reshape(target.shape))
 
-    def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    def copy_out(self, theirs: Tensor, ours: Tensor) -> None:
         target = theirs[self.their_index]
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from recycle.errors import RecycleError, first_line
 from recycle.exec.checkpoint.checkpoint import SUFFIX, save_tensors
@@ -26,7 +27,7 @@ class PlannedTensor:
 
     entries: int
     dtype: torch.dtype
-    make: Callable[[], torch.Tensor]
+    make: Callable[[], Tensor]
 
     @property
     def bytes(self) -> int:
@@ -52,7 +53,7 @@ def write_shards(
     files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"{stem}{SUFFIX}" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
-        shard: dict[str, torch.Tensor] = {}
+        shard: dict[str, Tensor] = {}
         for name in names:
             shard[name] = tensors[name].make().contiguous()
             done += tensors[name].bytes
@@ -74,7 +75,7 @@ def _shards(tensors: Mapping[str, PlannedTensor], most_bytes: int) -> list[list[
     return shards
 
 
-def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_tensors(path, tensors, path.parent)
     except (SafetensorError, OSError) as error:

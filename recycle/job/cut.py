@@ -14,16 +14,10 @@ from math import inf
 from types import MappingProxyType
 
 from recycle.errors import JobError
-from recycle.job.profile import Profile
+from recycle.job.profile import PER_STAGE, Profile
 from recycle.job.sections import ModelSection, Sections
 from recycle.job.shape import Shape
 
-_SPREAD = (
-    *("forward", "backward_input", "backward_weight", "reduce", "step", "gather"),
-    *("overlapped_pair", "redundant_forward"),
-    *("activation", "recomputed_from", "static"),
-)
-_AT_A_PLACE = ("message", "workspace", "reduce_latency")
 _NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
@@ -58,7 +52,7 @@ def profile_of_cut(
     cuts = list(pairwise([0, *accumulate(shape.cut)]))
     parts = [_overlaps(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
-    for name in (*_SPREAD, *_AT_A_PLACE):
+    for name in PER_STAGE:
         value = getattr(profile, name)
         if value is None:
             continue

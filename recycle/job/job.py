@@ -35,7 +35,7 @@ _PATHS_OF_MEMBERSHIP = ("etcd_password_file", "etcd_ca", "etcd_certificate", "et
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Job(Sections, frozen=True, forbid_unknown_fields=True):
+class Job(Sections, frozen=True):
     """One training job. Read it with `Job.load`, or pass the sections.
 
     Attributes:
@@ -179,7 +179,7 @@ def is_stated(path: str | Path, section: str, key: str) -> bool:
     return isinstance(stated, dict) and key in stated
 
 
-class EvenedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EvenedJob(Job, frozen=True, kw_only=True):
     """A job with `[model] split = "auto"`. It has the split `evened` until `price` chooses one."""
 
     evened: tuple[int, ...]
@@ -190,7 +190,7 @@ class EvenedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.model.split == list(self.evened)
 
 
-class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CutJob(Job, frozen=True, kw_only=True):
     cut: tuple[int, ...]
 
     @property
@@ -205,7 +205,7 @@ class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return recompute[0] if isinstance(recompute, list) else recompute
 
 
-class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PricedJob(Job, frozen=True, kw_only=True):
     prices: Profile
 
     @property

@@ -24,11 +24,11 @@ from recycle.job.shape import Shape, Worker
 PerStage = float | list[float]
 _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
-_PER_STAGE = (
+_TIMES = (
     *("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather"),
     *("overlapped_pair", "redundant_forward"),
-    *("message", "activation", "recomputed_from", "static", "workspace"),
 )
+PER_STAGE = (*_TIMES, "message", "activation", "recomputed_from", "static", "workspace")
 _IN_PLACE = {"redundant_forward": "forward", "recomputed_from": "activation"}
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
 
@@ -122,7 +122,7 @@ class Profile:
                 raise JobError(f"profile: link {pair} must be a Link, got {link!r}")
             _require_quantity(f"latency of link {pair}", link.latency)
             _require_quantity(f"bandwidth of link {pair}", link.bandwidth, above_zero=True)
-        for name in (*_PER_STAGE, "latency"):
+        for name in (*PER_STAGE, "latency"):
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [value]:
                 _require_quantity(name, entry)
@@ -179,7 +179,7 @@ class Profile:
 
     def require(self, shape: Shape) -> None:
         """Raise JobError if a list does not have one entry per stage of `shape`, or a speed or link names no worker."""
-        for name in _PER_STAGE:
+        for name in PER_STAGE:
             if getattr(self, name) is not None:
                 self.per_stage(name, shape.stages)
         for worker in self.speed:
@@ -259,8 +259,7 @@ class Profile:
         def scale(value: Any) -> Any:
             return value and ([factor * entry for entry in value] if isinstance(value, list) else factor * value)
 
-        times = ("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather")
-        changed = {name: scale(getattr(self, name)) for name in (*times, "overlapped_pair", "redundant_forward")}
+        changed = {name: scale(getattr(self, name)) for name in _TIMES}
 
         def rate(bandwidth: float | None) -> float | None:
             return bandwidth / factor if bandwidth and factor else None

@@ -123,9 +123,7 @@ def _values(kind: Any) -> str:
             return f"list (each: {_values(kind.item_type)})"
         case types.TupleType():
             return f"list of {len(kind.item_types)} (each: {_values(kind.item_types[0])})"
-        case types.DictType():
-            return "table"
-        case types.StructType():
+        case types.DictType() | types.StructType():
             return "table"
     raise TypeError(f"a key of a job file has a type that is not described here: {kind}")
 

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -14,13 +16,16 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
-from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Placing, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+AboveZero = Annotated[float, Meta(gt=0)]
+AtLeastOne = Annotated[float, Meta(ge=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+Seconds = NotNegative
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
 """Seconds, up to 11 days, the longest wait of the operating system."""
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -40,7 +45,11 @@ Recompute = Literal["none", "full", "layers", "selective"]
 """Recomputation of a stage in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
 
 
-class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the sections: frozen, and unknown keys are refused."""
+
+
+class ShapeSection(Section, frozen=True):
     """`[shape]`: size of the job.
 
     A worker consists of `tensor_parallel` processes, which fail as one (docs/guides/tensor-parallel.md).
@@ -70,7 +79,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     expert_parallel: bool = False
 
 
-class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
+class TimesSection(Section, frozen=True):
     """`[times]`: times of each instruction, or the file that `recycle profile` wrote.
 
     All times are in one unit, which may be any: numbers are for planning alone.
@@ -93,7 +102,7 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
     profile: str | None = None
 
 
-class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
+class MemorySection(Section, frozen=True):
     """`[memory]`: what a worker may hold.
 
     Attributes:
@@ -117,11 +126,11 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     static: str | list[str] | None = None
     weight_stash: Share = 1.0
     offload: Literal["off", "auto"] = "off"
-    host_bandwidth: Annotated[float, Meta(gt=0)] | str | None = None
-    state_limit: Annotated[float, Meta(ge=1.0)] = 1.25
+    host_bandwidth: AboveZero | str | None = None
+    state_limit: AtLeastOne = 1.25
 
 
-class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
+class PlannerSection(Section, frozen=True):
     """`[planner]`: effort per plan, and the techniques that plans may use.
 
     Attributes:
@@ -151,10 +160,10 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     move: bool = False
     layout: Literal["fixed", "elastic"] = "fixed"
     move_when: Literal["worth", "always"] = "worth"
-    iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
+    iterations_between_changes: AboveZero = 1000.0
 
 
-class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
+class RotaryScaling(Section, frozen=True):
     """`[model] rotary_scaling` as a table, with the keys of a `config.json` of Hugging Face.
 
     Attributes:
@@ -168,18 +177,18 @@ class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
         attention_factor: factor of cosines and sines with "yarn"; 0.1 ln `factor` + 1 when left out.
     """
 
-    factor: Annotated[float, Meta(ge=1)]
+    factor: AtLeastOne
     rope_type: Literal["linear", "llama3", "yarn"] = "llama3"
     original_max_position_embeddings: Positive = 8192
-    low_freq_factor: Annotated[float, Meta(gt=0)] = 1.0
-    high_freq_factor: Annotated[float, Meta(gt=0)] = 4.0
-    beta_slow: Annotated[float, Meta(gt=0)] = 1.0
-    beta_fast: Annotated[float, Meta(gt=0)] = 32.0
+    low_freq_factor: AboveZero = 1.0
+    high_freq_factor: AboveZero = 4.0
+    beta_slow: AboveZero = 1.0
+    beta_fast: AboveZero = 32.0
     truncate: bool = True
-    attention_factor: Annotated[float, Meta(gt=0)] | None = None
+    attention_factor: AboveZero | None = None
 
 
-class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelSection(Section, frozen=True):
     """`[model]`: a built-in model, or a model that a function builds (docs/guides/models.md).
 
     Attributes:
@@ -225,12 +234,12 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     ffn: Positive | None = None
     split: list[Annotated[int, Meta(ge=0)]] | Literal["auto"] | None = None
     tied: bool = False
-    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    rotary_base: Annotated[float, Meta(gt=0)] = 10000.0
-    rotary_scaling: Annotated[float, Meta(ge=1)] | RotaryScaling | None = None
+    dropout: BelowOne = 0.0
+    attention_dropout: BelowOne | None = None
+    rotary_base: AboveZero = 10000.0
+    rotary_scaling: AtLeastOne | RotaryScaling | None = None
     rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    local_rotary_base: Annotated[float, Meta(gt=0)] | None = None
+    local_rotary_base: AboveZero | None = None
     recompute: Recompute | list[Recompute] = "none"
     seed: int = 1234
 
@@ -241,7 +250,7 @@ OF_DOCUMENTS = ("mask_loss", "reset_positions", "reset_attention")
 """Keys of `[data]` that only its kind "gpt-dataset" has."""
 
 
-class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
+class DataSection(Section, frozen=True):
     """`[data]`: what micro-batches hold (docs/guides/data.md).
 
     Attributes:
@@ -271,7 +280,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch_size: Positive = 1
     seed: int = 0
     paths: Annotated[list[str], Meta(min_length=1)] | None = None
-    weights: list[Annotated[float, Meta(gt=0)]] | None = None
+    weights: list[AboveZero] | None = None
     split: Annotated[str, Meta(pattern=r"^[0-9.]+(,[0-9.]+){0,2}$")] = "969,30,1"
     samples: Positive | None = None
     cache: str | None = None
@@ -281,7 +290,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     reset_attention: bool = False
 
 
-class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
+class EvalSection(Section, frozen=True):
     """`[eval]`: evaluation on other data (docs/guides/data.md).
 
     Attributes:
@@ -296,7 +305,7 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataSection | None = None
 
 
-class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
+class GroupSection(Section, frozen=True):
     """`[[train.groups]]`: settings of some parameters; `weight_decay` and `optimizer` are those of `[train]` if None.
 
     Attributes:
@@ -306,7 +315,7 @@ class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     parameters: Annotated[list[str], Meta(min_length=1)]
     learning_rate_scale: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    weight_decay: Annotated[float, Meta(ge=0)] | None = None
+    weight_decay: NotNegative | None = None
     optimizer: str | None = None
 
     def has(self, name: str) -> bool:
@@ -317,7 +326,7 @@ OPTIMIZERS = ("adamw", "muon", "sgd")
 """Optimizers that a job may name, besides classes."""
 
 
-class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
+class TrainSection(Section, frozen=True):
     """`[train]`: the loss, the optimizer, the sum of gradients, and checkpoints.
 
     Attributes:
@@ -369,20 +378,20 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: Positive = 30
     rampup_batch_size: Annotated[list[Positive], Meta(min_length=3, max_length=3)] | None = None
-    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    learning_rate: AboveZero = 1e-3
     warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
-    minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
+    minimum_learning_rate: NotNegative = 0.0
     decay: Positive | None = None
     decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
     optimizer: str = "adamw"
     groups: list[GroupSection] = field(default_factory=list)
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, Meta(gt=0)] = 1e-8
-    clip: Annotated[float, Meta(gt=0)] = 1.0
+    weight_decay: NotNegative = 0.01
+    momentum: BelowOne = 0.95
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    epsilon: AboveZero = 1e-8
+    clip: AboveZero = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
     optimizer_copies: Positive = 2
@@ -406,7 +415,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         return {"[train] optimizer": self.optimizer} | {key: text for key, text in stated.items() if text is not None}
 
 
-class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
+class MembershipSection(Section, frozen=True):
     """`[membership]`: when a worker counts as dead, hung or slow, and where agents find the leader.
 
     The deadlines are explained in docs/explanations/recovery.md.
@@ -459,18 +468,18 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0
-    hung_factor: Annotated[float, Meta(ge=1)] = 10.0
+    hung_factor: AtLeastOne = 10.0
     warm_up: DeadlineSeconds = 60.0
     form_timeout: DeadlineSeconds = 20.0
     transport_timeout: DeadlineSeconds = 300.0
     start_deadline: DeadlineSeconds = 600.0
     rejoin_deadline: DeadlineSeconds = 120.0
     grace: DeadlineSeconds = 120.0
-    drift: Annotated[float, Meta(ge=0)] = 0.15
+    drift: NotNegative = 0.15
     drift_iterations: Positive = 8
 
 
-class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSection(Section, frozen=True):
     """`[cluster]`: how workers are placed on nodes, and how often one is started again.
 
     Attributes:
@@ -485,7 +494,7 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_checks: Seconds = 30.0
 
 
-class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
+class IntegritySection(Section, frozen=True):
     """`[integrity]`: comparisons that find wrong bits in parameters, optimizer state and results.
 
     `digests` must divide `[train] checkpoint_every`, so that every checkpoint was compared. Without `digests`, `every`
@@ -506,7 +515,7 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.digests or self.every)
 
 
-class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
+class LoggingSection(Section, frozen=True):
     """`[logging]`: experiment trackers that show the curves of a run (docs/guides/logging.md).
 
     Attributes:
@@ -525,10 +534,10 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
     wandb_mode: Literal["online", "offline"] = "online"
     prometheus: int | str | None = None
     otlp: str | None = None
-    peak_flops: Annotated[float, Meta(gt=0)] | None = None
+    peak_flops: AboveZero | None = None
 
 
-class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
+class AnalyticSection(Section, frozen=True):
     """`[analytic]`: the GPUs of the analytic model, for `[times] profile = "analytic"`.
 
     Attributes:
@@ -544,11 +553,11 @@ class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Literal["A100-40GB", "A100-80GB", "H100-80GB"] = "A100-80GB"
     achieved: Annotated[float, Meta(gt=0, le=1)] = 0.5
     activations: Literal["all", "selective", "full"] = "selective"
-    link_bandwidth: Annotated[float, Meta(gt=0)] | None = None
+    link_bandwidth: AboveZero | None = None
     link_latency: Seconds = 10e-6
 
 
-class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
+class PausesSection(Section, frozen=True):
     """`[pauses]`: what a change of the live nodes costs in `recycle compare`, whatever the system.
 
     Attributes:
@@ -568,10 +577,24 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
     rebuild: Seconds = 2.0
     start: Seconds = 45.0
     restart: Seconds = 60.0
-    storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
+    storage_bandwidth: AboveZero = 1e9
     snapshot: Seconds = 1.0
-    snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
+    snapshot_bandwidth: AboveZero = 10e9
     notice: Seconds = 4320.0
+
+
+@cache
+def _ramp(start: int, increment: int, samples: int, whole: int) -> list[int]:
+    """Return the sequences before each iteration, up to and including the first of the whole batch.
+
+    As with Megatron's `--rampup-batch-size`: the batch of an iteration is `start`, plus `increment` for each full share
+    of `samples` before it, where all increments have equal shares.
+    """
+    share, batches, consumed = samples / max((whole - start) // increment, 1), list[int](), 0
+    while (batch := start + int(consumed / share) * increment) < whole:
+        batches.append(batch)
+        consumed += batch
+    return list(accumulate(batches, initial=0))
 
 
 class Sections(Struct, frozen=True, forbid_unknown_fields=True):
@@ -611,15 +634,15 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
             "[data] provider": self.data.provider,
             "[eval] data.provider": None if others is None else others.provider,
             "[train] loss": self.train.loss,
-            **self.train.optimizers(),
+            **{key: name for key, name in self.train.optimizers().items() if name not in OPTIMIZERS},
         }
-        return {key: name for key, name in stated.items() if name is not None and name not in OPTIMIZERS}
+        return {key: name for key, name in stated.items() if name is not None}
 
     def sequences_before(self, iteration: int) -> int:
         """Return the sequences that training has used before an iteration."""
         whole = self.shape.global_micro_batches * self.data.micro_batch_size
         ramp = self.train.rampup_batch_size
-        before = [0] if ramp is None else sequences_before(*ramp, whole)
+        before = [0] if ramp is None else _ramp(*ramp, whole)
         return before[min(iteration, len(before) - 1)] + max(0, iteration + 1 - len(before)) * whole
 
     def sequences_in(self, iteration: int) -> int:

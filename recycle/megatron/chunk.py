@@ -8,9 +8,9 @@ computes the deferred gradients and passes them to DDP's hook, which adds them t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,63 +20,83 @@ from megatron.core.pipeline_parallel.schedules import (
     forward_step,
     get_tensor_shapes,
 )
+from megatron.core.utils import get_model_config
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.errors import RunError, ScheduleWarning
 from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
 from recycle.exec.model.other_layers import GraphSplit
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
+from recycle.exec.transport.base import MessageSpec
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Compute
 from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron_versions import gradient_hook, parallel_rank, run_backward_step
 
 
-@dataclass
+@dataclass(frozen=True)
+class Arguments:
+    """What a script passes to a call of the loop; the same for a repeated iteration."""
+
+    forward_step: Any
+    sequence: int
+    rows: int
+    decoder_sequence: int | None = None
+    collects_non_loss_data: bool = False
+    first_val_step: bool | None = None
+
+
 class Call:
-    """Arguments of one call of the loop, and its results.
+    """One call of the loop, and its results.
+
+    Args:
+        groups: megatron-core's process groups.
+        completing: computes that complete gradients (`RankOrder`).
 
     Attributes:
-        message: shape and type of what stages send (`message_of`).
+        message: shape and type of the activations between stages, [sequence, rows, hidden].
         tokens: tokens that the loss functions counted, summed as in megatron-core.
         kept: values that the loss function returns for each micro-batch; in order they are the call's result.
         losses: loss of each micro-batch that ended here, divided by the number of micro-batches, on the device.
         seeded: seeds the random generators for a micro-batch in a stage, inside a block; None to leave them alone.
+        collect: called with a stage after each of its computes that adds to gradients.
     """
 
-    config: Any
-    forward_step_func: Any
-    micro_batches: int
-    context_parallel: int
-    forward_only: bool
-    collect_non_loss_data: bool
-    first_val_step: bool | None
-    sync: GradientSync
-    message: tuple[tuple[int, ...], torch.dtype]
-    tokens: torch.Tensor
-    kept: dict[MicroBatch, list[Any]] = field(default_factory=dict)
-    losses: dict[MicroBatch, torch.Tensor] = field(default_factory=dict)
-    seeded: Callable[[int, MicroBatch], AbstractContextManager[object]] | None = None
+    def __init__(
+        self,
+        models: Sequence[Any],
+        arguments: Arguments,
+        groups: Any,
+        micro_batches: int,
+        completing: Collection[Compute],
+        forward_only: bool = False,
+    ) -> None:
+        self.config = config = get_model_config(models[0])
+        self.arguments, self.micro_batches, self.forward_only = arguments, micro_batches, forward_only
+        self.context_parallel = groups.cp.size()
+        self.sync = GradientSync(config, models, completing)
+        shape = get_tensor_shapes(
+            seq_length=arguments.sequence,
+            micro_batch_size=arguments.rows,
+            decoder_seq_length=arguments.decoder_sequence,
+            config=config,
+            tp_group=groups.tp,
+            cp_group=groups.cp,
+        )[0]
+        self.message: MessageSpec = tuple(shape), config.pipeline_dtype or config.params_dtype
+        self.device = next(models[0].parameters()).device
+        self.tokens = torch.zeros([], dtype=torch.int, device=self.device)
+        self.kept: dict[MicroBatch, list[Any]] = {}
+        self.losses: dict[MicroBatch, Tensor] = {}
+        self.seeded: Callable[[int, MicroBatch], AbstractContextManager[object]] | None = None
+        self.collect: Callable[[int], object] = lambda stage: None
 
     @property
     def results(self) -> list[Any]:
         return [value for _, kept in sorted(self.kept.items()) for value in kept]
 
 
-def message_of(
-    config: Any, groups: Any, sequence: int, rows: int, decoder_sequence: int | None
-) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and type of the activations between stages: [sequence, rows, hidden]."""
-    shape = get_tensor_shapes(
-        seq_length=sequence,
-        micro_batch_size=rows,
-        decoder_seq_length=decoder_sequence,
-        config=config,
-        tp_group=groups.tp,
-        cp_group=groups.cp,
-    )[0]
-    return tuple(shape), config.pipeline_dtype or config.params_dtype
-
-
-def _described(message: tuple[tuple[int, ...], torch.dtype]) -> str:
+def _described(message: MessageSpec) -> str:
     shape, dtype = message
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
 
@@ -115,8 +135,8 @@ class ModelChunk:
         ):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graph = GraphSplit(trained, self._store, self._add)
-        self._hooks: dict[torch.nn.Parameter, Any] = {}
-        self._held: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._hooks: dict[Parameter, Any] = {}
+        self._held: dict[MicroBatch, tuple[Tensor | None, Tensor]] = {}
         self._warned = self._has_run = False
         self._data_of: Callable[[MicroBatch], Any] = lambda micro_batch: None
         self.call: Call
@@ -142,7 +162,7 @@ class ModelChunk:
     def expect(self, iteration: int, program: Any) -> None:
         """Do nothing: the script's iterators choose what to read."""
 
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         call, index = self.call, micro_batch.index
         if activation is not None:
             activation.requires_grad_(not call.forward_only)
@@ -155,7 +175,7 @@ class ModelChunk:
             if call.seeded is not None:
                 stack.enter_context(call.seeded(self._stage, micro_batch))
             output, tokens = forward_step(
-                call.forward_step_func,
+                call.arguments.forward_step,
                 data,
                 self.model,
                 call.micro_batches,
@@ -163,8 +183,8 @@ class ModelChunk:
                 kept,
                 call.config,
                 cp_group_size=call.context_parallel,
-                collect_non_loss_data=call.collect_non_loss_data,
-                is_first_microbatch=check_first_val_step(call.first_val_step, call.forward_only, is_first),
+                collect_non_loss_data=call.arguments.collects_non_loss_data,
+                is_first_microbatch=check_first_val_step(call.arguments.first_val_step, call.forward_only, is_first),
                 current_microbatch=index,
                 vp_stage=self._number,
                 is_last_stage=self._is_last,
@@ -178,7 +198,7 @@ class ModelChunk:
                 f"{self._stage}F{micro_batch}: the {what} of the forward step has no gradient; return a tensor that"
                 " depends on the model's output, not detached"
             )
-        sent: torch.Tensor | None = None if self._is_last else output.detach()
+        sent: Tensor | None = None if self._is_last else output.detach()
         if sent is not None and (message := (tuple(sent.shape), sent.dtype)) != call.message:
             raise RunError(
                 f"{self._stage}F{micro_batch}: the forward step returns {_described(message)}, and seq_length,"
@@ -192,11 +212,11 @@ class ModelChunk:
                 deallocate_output_tensor(output, call.config.deallocate_pipeline_outputs)
         return sent
 
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         with self.call.sync.on_for(Backward(self._stage, micro_batch)):
             return self._run_backward(micro_batch, gradient)
 
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward_input(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         with self.call.sync.on_for(BackwardInput(self._stage, micro_batch)), self._store.record(micro_batch):
             result = self._run_backward(micro_batch, gradient)
         if not self._warned and not self._store.held(micro_batch):
@@ -217,19 +237,22 @@ class ModelChunk:
             self._store.flush(micro_batch)
         if timers is not None:
             timers("backward-compute").stop()
+        self.call.collect(self._stage)
 
-    def _run_backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _run_backward(self, micro_batch: MicroBatch, gradient: Tensor | None) -> Tensor | None:
         entry, output = self._held.pop(micro_batch)
         config = self.call.config
         if self._graph is not None:
             if gradient is None and config.grad_scale_func is not None:
                 output = config.grad_scale_func(output)
-            return self._graph.backward(output, gradient, entry)
-        input_gradient: torch.Tensor | None = run_backward_step(entry, output, gradient, self.model, config)
+            input_gradient = self._graph.backward(output, gradient, entry)
+        else:
+            input_gradient = run_backward_step(entry, output, gradient, self.model, config)
+        self.call.collect(self._stage)
         return input_gradient
 
-    def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        assert isinstance(parameter, torch.nn.Parameter)
+    def _add(self, parameter: Tensor, gradient: Tensor) -> None:
+        assert isinstance(parameter, Parameter)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         if parameter not in self._hooks:
             self._hooks[parameter] = gradient_hook(self.model, parameter)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn import Module
 
 from recycle.errors import JobError, first_line
 from recycle.exec.checkpoint.checkpoint import (
@@ -79,7 +80,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     counted = next((name for name in stored.places if is_adams and name.startswith(COUNTED)), None)
     moments = MOMENTS if counted is not None else ()
 
-    def states() -> Iterator[tuple[str, torch.nn.Module]]:
+    def states() -> Iterator[tuple[str, Module]]:
         for prefix in ("", *moments):
             read_weights(part, checkpoint, 0, 0, 1, prefix)
             yield (f"{OPTIMIZER_PREFIX}{prefix}" if prefix else ""), part
@@ -122,11 +123,13 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
         JobError: the source is not such a checkpoint, or has another model.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _open(source, target)
+    checkpoint = TorchDistCheckpoint(source)
+    require_absent(target)
     if keeps_rows:
         model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
     part = _unsplit_part(model)
-    unstated = _read(checkpoint, part, model)
+    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
+    checkpoint.read(part)
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         write_untrained(folder, model, files)
@@ -144,7 +147,8 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         JobError: the source is not such a checkpoint, has another model, or lacks moments.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _open(source, target)
+    checkpoint = TorchDistCheckpoint(source)
+    require_absent(target)
     iteration_folder, iteration = checkpoint.folder, _iteration(checkpoint.folder)
     if not checkpoint.has(OPTIMIZER_PREFIX):
         raise JobError(f"{iteration_folder}: has no moments of an optimizer; import the weights alone, without --run")
@@ -154,7 +158,8 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     part = _unsplit_part(model)
     named: dict[str, torch.Tensor] = {}
     weights = f"{OPTIMIZER_PREFIX}fp32_param." if checkpoint.has(f"{OPTIMIZER_PREFIX}fp32_param.") else ""
-    unstated = _read(checkpoint, part, model)
+    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
+    checkpoint.read(part)
     for prefix, stored_prefix in (("", weights), *((moment, f"{OPTIMIZER_PREFIX}{moment}") for moment in MOMENTS)):
         if prefix:
             for parameter in part.parameters():
@@ -181,20 +186,8 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     return replace(_outcome(checkpoint, part, model, unstated), moments=True)
 
 
-def _open(source: Path, target: Path) -> TorchDistCheckpoint:
-    checkpoint = TorchDistCheckpoint(source)
-    require_absent(target)
-    return checkpoint
-
-
-def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection) -> tuple[str, ...]:
-    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
-    checkpoint.read(part)
-    return unstated
-
-
 def _outcome(
-    checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection, unstated: tuple[str, ...]
+    checkpoint: TorchDistCheckpoint, part: Module, model: ModelSection, unstated: tuple[str, ...]
 ) -> ConvertedCheckpoint:
     left_out = checkpoint.vocabulary - model.vocabulary
     return ConvertedCheckpoint(_size(part), _iteration(checkpoint.folder), False, left_out, unstated)
@@ -212,7 +205,7 @@ def _iteration(folder: Path) -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
-def _unsplit_part(model: ModelSection) -> torch.nn.Module:
+def _unsplit_part(model: ModelSection) -> Module:
     job = Job(grid=ShapeSection(1, 1, 1), model=model)
     if model.provider is not None or model.kind == "emulated":
         raise JobError("[model]: Megatron's checkpoints are of GPT, Llama, Qwen or Mixtral, built by recycle")
@@ -221,11 +214,11 @@ def _unsplit_part(model: ModelSection) -> torch.nn.Module:
         warnings.simplefilter("ignore")  # megatron-core warns about every missing optional package
         ensure_parallel_state()
         try:
-            part: torch.nn.Module = build_part(job, 0)
+            part: Module = build_part(job, 0)
             return part
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
             raise JobError(f"[model]: megatron-core cannot build it: {first_line(error)}") from error
 
 
-def _size(part: torch.nn.Module) -> int:
+def _size(part: Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())

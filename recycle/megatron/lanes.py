@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from recycle.exec.transport.base import Pending, PostedReceives, lane_places
 from recycle.ir.instruction import Instruction, Transfer
@@ -37,13 +38,13 @@ class PipelineLanes:
         ahead = POSTED_AHEAD if device.type == "cpu" else 0
         self._receives = PostedReceives(self._post, lambda: ahead)
         self._places: dict[Instruction, int] = {}
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._sent: deque[tuple[Any, Tensor]] = deque()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         self._places = lane_places(program)
         self._receives.begin(program)
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         tensor = tensor.contiguous()
@@ -68,7 +69,7 @@ class PipelineLanes:
         peer = self._global_ranks[instruction.peer.rank]
         receiving: Any = dist.irecv(buffer, peer, self._group, self._places[instruction])
 
-        def pending() -> torch.Tensor:
+        def pending() -> Tensor:
             receiving.wait()
             return buffer
 

@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import HashStore, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
@@ -110,7 +111,7 @@ class LiveWorld:
         self._step, self._is_stepping = 0, False
         keys = (*product((None, worker.rank), (False, True)), (_OWN_WORKER, True))
         self._counts: dict[_Key, int] = dict.fromkeys(keys, 0)
-        self._last: dict[_Key, list[torch.Tensor]] = {}
+        self._last: dict[_Key, list[Tensor]] = {}
 
     def begin_step(self, step: int) -> None:
         """The script comes to a step, and counts its collectives from there."""
@@ -181,11 +182,8 @@ class LiveWorld:
                 self._last[key], self._counts[key] = unpack(contents[source][: sizes[source]]), counts[source]
 
     def complete(
-        self,
-        number: int | None,
-        exchange: Callable[[Peers | None], list[torch.Tensor]],
-        by_all_tensor_ranks: bool = True,
-    ) -> list[torch.Tensor]:
+        self, number: int | None, exchange: Callable[[Peers | None], list[Tensor]], by_all_tensor_ranks: bool = True
+    ) -> list[Tensor]:
         """Run a collective between iterations, through failures; return its result."""
         key = number, by_all_tensor_ranks
         recover, count = self.recover, self._counts[key]
@@ -316,7 +314,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
 
     # Collectives, as torch.distributed calls them.
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
         is_inside = self._world.recover is None and not self._answers_alone
@@ -326,14 +324,14 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
         )
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
-        def take(sums: list[torch.Tensor]) -> None:
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
+        def take(sums: list[Tensor]) -> None:
             if self.rank() == opts.rootRank:
                 _copy(tensors, sums)
 
         return self._run("reduce", lambda peers: self._summed(tensors, opts.reduceOp, peers), take)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         root = opts.rootRank
         return self._run(
             "broadcast",
@@ -341,13 +339,13 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             lambda sent: _copy(tensors, sent),
         )
 
-    def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
         (entries,), (tensor,) = outputs, tensors
         return self._run(
             "all_gather", lambda peers: self._entries("all_gather", tensor, peers), lambda found: _copy(entries, found)
         )
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         parts = list(output.view(self.size(), -1).unbind())
         if self._is_instance_of_stage:
             if not self._answers_alone:  # else the other parts stay as they are
@@ -355,7 +353,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             return Pending()
         return self.allgather([parts], [tensor.reshape(-1)])
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """`tensor` becomes the sum, and `output` may be a part of it."""
         if not self._answers_alone:
             if not self._is_instance_of_stage or self._world.recover is not None:
@@ -366,14 +364,14 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             output.copy_(part)
         return Pending()
 
-    def gather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> Work:
-        def take(entries: list[torch.Tensor]) -> None:
+    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work:
+        def take(entries: list[Tensor]) -> None:
             if self.rank() == opts.rootRank:
                 _copy(outputs[0], entries)
 
         return self._run("gather", lambda peers: self._entries("gather", tensors[0], peers), take)
 
-    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         if self.scope is Scope.SAVERS:
             blocks = inputs[0] if inputs else []
             exchange = partial(self._scattered, outputs[0], blocks, self._places[opts.rootRank])
@@ -404,10 +402,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         return self._world.reachable(self.scope)
 
     def _run(
-        self,
-        call: str,
-        exchange: Callable[[Peers | None], list[torch.Tensor]],
-        take: Callable[[list[torch.Tensor]], None],
+        self, call: str, exchange: Callable[[Peers | None], list[Tensor]], take: Callable[[list[Tensor]], None]
     ) -> Work:
         """Get the result of a collective, and give it to `take`; `exchange` must not change its input."""
         self._require_rule(call)
@@ -423,7 +418,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             take(self._world.complete(number, exchange, self._tensor is not None))
         return Pending()
 
-    def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
+    def _summed(self, tensors: Sequence[Tensor], op: Any, peers: Peers | None) -> list[Tensor]:
         sums = [tensor.clone() for tensor in tensors]
         if self.scope is Scope.TENSOR and peers is not None:
             self._sum_over_tensor_ranks(sums, op)
@@ -434,7 +429,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             finish()
         return sums
 
-    def _sum(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None] | None:
+    def _sum(self, tensors: list[Tensor], op: Any, peers: Peers) -> Callable[[], None] | None:
         scope, is_average = self.scope, op == ReduceOp.AVG
         if scope is Scope.HOLDERS:
             return lambda: self._divide(tensors, is_average)
@@ -451,7 +446,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
                 tensor.zero_()
         return self._sum_over_hosts(tensors, op, peers)
 
-    def _sum_over_hosts(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None]:
+    def _sum_over_hosts(self, tensors: list[Tensor], op: Any, peers: Peers) -> Callable[[], None]:
         is_average, number, host_side = op == ReduceOp.AVG, self._number(peers), peers.transport.host_side()
         is_on_host = number is None or any(tensor.device.type == "cpu" for tensor in tensors)
         transport = host_side if is_on_host else peers.transport
@@ -469,11 +464,11 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
 
         return finish
 
-    def _sum_over_tensor_ranks(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
+    def _sum_over_tensor_ranks(self, tensors: Sequence[Tensor], op: Any) -> None:
         if self._tensor is not None:
             self._tensor.allreduce(tensors, _options(op)).wait()
 
-    def _divide(self, tensors: list[torch.Tensor], is_average: bool) -> None:
+    def _divide(self, tensors: list[Tensor], is_average: bool) -> None:
         for tensor in tensors if is_average else ():
             tensor /= self.size()
 
@@ -481,7 +476,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
     def _is_instance_of_stage(self) -> bool:
         return self.scope is Scope.INSTANCE and self._rank_of_all is not None
 
-    def _gather_parts(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+    def _gather_parts(self, output: Tensor, tensor: Tensor) -> None:
         """Fill `output`; exact, because each part is added to zeros, as integers."""
         if self._world.recover is not None:
             raise self._refusal("all_gather between iterations")
@@ -492,7 +487,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         self._sum_over_hosts([parts.view(torch.int32)], ReduceOp.SUM, peers)()
         output.copy_(parts)
 
-    def _combined_from(self, peers: Peers, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    def _combined_from(self, peers: Peers, tensor: Tensor, op: Any) -> Tensor:
         """What `_sum` computes, without a group of exactly these processes."""
         entries = peers.gather(self._number(peers), tensor)
         if self._tensor is not None:
@@ -520,7 +515,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
             return peers.tied
         return None
 
-    def _entries(self, call: str, tensor: torch.Tensor, peers: Peers | None) -> list[torch.Tensor]:
+    def _entries(self, call: str, tensor: Tensor, peers: Peers | None) -> list[Tensor]:
         """The tensor of each member; the entry of a dead member comes from the first live host of its stages."""
         if peers is None:
             return [tensor] * self.size()
@@ -537,9 +532,7 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
         parts = [part.unbind() for part in self._tensor.gather_all(torch.stack(entries))]
         return [parts[tensor_rank][self._members.index(worker)] for worker, tensor_rank in self._places]
 
-    def _scattered(
-        self, output: torch.Tensor, blocks: Sequence[torch.Tensor], root: Place, peers: Any
-    ) -> list[torch.Tensor]:
+    def _scattered(self, output: Tensor, blocks: Sequence[Tensor], root: Place, peers: Any) -> list[Tensor]:
         """The block of this process; the root's worker sends each other worker what the same tensor rank gets."""
         giver, source = root
         if self._world.worker != giver:
@@ -615,6 +608,6 @@ def _options(op: Any) -> Any:
     return options
 
 
-def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None:
+def _copy(into: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
     for tensor, entry in zip(into, entries, strict=True):
         tensor.copy_(entry.view_as(tensor))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
-import torch
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from recycle.errors import RunError
@@ -26,8 +25,7 @@ from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
 from recycle.job.shape import MicroBatch
-from recycle.megatron.chunk import Call, ModelChunk, message_of
-from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.chunk import Arguments, Call, ModelChunk
 from recycle.megatron.lanes import PipelineLanes
 from recycle.megatron.order import MegatronGrid, RankOrder, ScheduleSource, evaluation_order, training_order
 from recycle.megatron.placement import current_grid
@@ -114,21 +112,10 @@ class ForwardBackward:
         groups = pg_collection if pg_collection is not None else loop_groups()
         order = self._order(forward_only, num_microbatches)
         chunks = self._model_chunks(models, order, config)
-        device = next(models[0].parameters()).device
-        message = message_of(config, groups, seq_length, micro_batch_size, decoder_seq_length)
-        lanes = PipelineLanes(groups.pp, *message, device)
-        call = Call(
-            config,
-            forward_step_func,
-            num_microbatches,
-            groups.cp.size(),
-            forward_only,
-            collect_non_loss_data,
-            first_val_step,
-            GradientSync(config, models, order.completing),
-            message,
-            torch.zeros([], dtype=torch.int, device=device),
-        )
+        sizes = seq_length, micro_batch_size, decoder_seq_length
+        arguments = Arguments(forward_step_func, *sizes, collect_non_loss_data, first_val_step)
+        call = Call(models, arguments, groups, num_microbatches, order.completing, forward_only)
+        lanes = PipelineLanes(groups.pp, *call.message, call.device)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         self._run(call, order, chunks, _iterators(data_iterator, len(models)), lanes)
@@ -186,14 +173,14 @@ class ForwardBackward:
         key = (*map(id, models), is_split)
         if key not in self._chunks:
             require_fit(models, order.stages, order.all_stages, config, order.ends_share_rank)
-            rank, ranks = current_grid().rank, current_grid().ranks
+            grid = current_grid()
             built = [
                 ModelChunk(
                     model,
                     stage,
                     order.all_stages,
                     number if len(models) > 1 else None,
-                    stage % ranks if stage % ranks != rank else None,
+                    stage % grid.ranks if stage % grid.ranks != grid.rank else None,
                     is_split,
                     config,
                 )

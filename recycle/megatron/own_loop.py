@@ -53,12 +53,13 @@ from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import price
 from recycle.job.shape import Worker
+from recycle.megatron.chunk import Arguments
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.micro_batches import IteratorOf
 from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
-from recycle.megatron.script import Arguments, Script, ScriptStages, seeded_apart
+from recycle.megatron.script import Script, ScriptStages, seeded_apart
 from recycle.megatron_versions import share_random_generator
 
 _NEXT, _REDUCED, _STEPPED = range(3)
@@ -434,13 +435,12 @@ class Session:
     def _require_grid(self) -> None:
         if not parallel_state.model_parallel_is_initialized():
             raise RunError("parallel_state is not initialized; call initialize_model_parallel before session.attach")
-        size_of = {
-            kind: getattr(parallel_state, f"get_{kind}_parallel_world_size")()
+        context, tensor, *experts = (
+            getattr(parallel_state, f"get_{kind}_parallel_world_size")()
             for kind in ("context", "tensor_model", "expert_model", "expert_tensor")
-        }
-        if size_of["context"] > 1:
-            raise RunError(f"context_parallel_size = {size_of['context']}: a session does not support it; write 1")
-        tensor, *experts = list(size_of.values())[1:]
+        )
+        if context > 1:
+            raise RunError(f"context_parallel_size = {context}: a session does not support it; write 1")
         if experts not in ([1, tensor], [tensor, 1]):
             raise RunError(
                 "expert_model_parallel_size = {}, expert_tensor_parallel_size = {}: the tensor ranks of a worker share"

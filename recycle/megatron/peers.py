@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recycle.exec.protocol import STAGE_LOST
 from recycle.exec.transport.groups import GroupTransport
@@ -44,7 +45,7 @@ class Peers:
     def is_first_host(self, worker: Worker) -> bool:
         return worker == next(host for host in self.live if host.rank == worker.rank)
 
-    def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
+    def gather(self, number: int | None, tensor: Tensor) -> dict[Worker, Tensor]:
         """The tensors of the live hosts of a stage, or of all live processes (None); through host memory."""
         transport, own = self.transport.host_side(), tensor.detach().cpu().contiguous()
         members, group = transport.members_of(number), transport.group_of(number)
@@ -76,7 +77,7 @@ class EarlierPeers(Peers):
         super().__init__(peers.transport, live, peers.tied, peers.shards)
         self._own = own
 
-    def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
+    def gather(self, number: int | None, tensor: Tensor) -> dict[Worker, Tensor]:
         first, *others = (worker for worker in self.live if number is None or worker.rank == number)
         if self._own != first:
             self.send(first, tensor)

@@ -40,13 +40,7 @@ from recycle.megatron.own_loop import Session, session
 from recycle.megatron.peers import Peers
 from recycle.megatron.script import LATE
 from recycle.megatron.without_gpu import without_gpu
-from recycle.megatron_versions import (
-    adam_steps_kept,
-    installed_versions,
-    optimizer_parts,
-    parallel_rank,
-    replaced,
-)
+from recycle.megatron_versions import adam_steps_kept, installed_versions, optimizer_parts, parallel_rank, replaced
 
 _REFUSED = (
     *(
@@ -56,11 +50,7 @@ _REFUSED = (
         "data_parallel_random_init",
         "decrease_batch_size_if_needed",
     ),
-    *(
-        "dist_ckpt_optim_fully_reshardable",
-        "full_validation",
-        "hybrid_context_parallel",
-    ),
+    *("dist_ckpt_optim_fully_reshardable", "full_validation", "hybrid_context_parallel"),
     *("inprocess_restart", "iterations_to_skip", "moe_use_upcycling", "multiple_validation_sets"),
     *("non_persistent_save_interval", "perform_rl_step", "phase_transition_iterations", "rampup_batch_size"),
     *("save_dgrads_interval", "save_wgrads_interval", "skip_train", "use_megatron_fsdp", "use_torch_fsdp2"),

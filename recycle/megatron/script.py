@@ -13,18 +13,19 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.utils import get_model_config
+from torch import Tensor
 
 from recycle.errors import RunError
+from recycle.exec.model.stage import ReducedPart
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.protocol import STAGE_LOST, Copy, GenerationRecord
-from recycle.exec.transport.base import Transport
+from recycle.exec.transport.base import MessageSpec, Transport
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.local_stages import LocalStages
@@ -34,8 +35,7 @@ from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
-from recycle.megatron.chunk import Call, ModelChunk, message_of
-from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.chunk import Arguments, Call, ModelChunk
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.loop import model_attribute, require_fit
 from recycle.megatron.micro_batches import IteratorOf, MicroBatches
@@ -57,16 +57,6 @@ LATE = "a session sums gradients after the last backward, and gathers parameters
 """Why a session switches DDP's overlap off."""
 _LOSS_GRID = 2.0**36
 """Losses are rounded to multiples of its inverse, 1.5e-11."""
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `Session.forward_backward`; the same for a repeated iteration."""
-
-    forward_step: Any
-    sequence: int
-    rows: int
-    decoder_sequence: int | None = None
 
 
 class Script:
@@ -123,13 +113,13 @@ class Script:
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
         self._at = self._begun = -1
         self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
-        self._before: tuple[list[torch.Tensor], list[Any]] = [], []
+        self._before: tuple[list[Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
         self._outer_timers: list[Any] = []
         for part in optimizer_parts(optimizer) if self._is_megatron else ():
             part.config.barrier_with_L1_time = False  # a step is not interrupted by the deaths of others
 
-    def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
+    def _exact_sums(self, model: Any) -> list[tuple[ExactSum, Tensor]]:
         """For each buffer of gradients the sum of all micro-batches; [] if the buffers themselves are the sums."""
         train = self.job.train
         if train.accumulation != "exact":
@@ -211,7 +201,7 @@ class Script:
         for scaler, state in zip(self._scalers, scalers, strict=True):
             scaler.load_state_dict(state)
 
-    def _buffers(self) -> Iterator[torch.Tensor]:
+    def _buffers(self) -> Iterator[Tensor]:
         """Such as the expert bias of a router, which `finalize_model_grads` changes."""
         return chain.from_iterable(model.module.buffers() for model in self.models)
 
@@ -219,21 +209,11 @@ class Script:
         self, arguments: Arguments, data: Mapping[int, MicroBatches], step: int, evaluates: bool = False
     ) -> None:
         self.interrupt()
-        config, groups = self.config, loop_groups()
-        message = message_of(config, groups, arguments.sequence, arguments.rows, arguments.decoder_sequence)
-        self.peers.transport.message = self.peers.transport.host_side().message = message
         self.call = Call(
-            config,
-            arguments.forward_step,
-            self.job.shape.micro_batches,
-            groups.cp.size(),
-            evaluates,
-            False,
-            None,
-            GradientSync(config, self.models, self.completing),
-            message,
-            torch.zeros([], dtype=torch.int, device=next(self.models[0].parameters()).device),
+            self.models, arguments, loop_groups(), self.job.shape.micro_batches, self.completing, evaluates
         )
+        self.call.collect = self._collect
+        self.peers.transport.message = self.peers.transport.host_side().message = self.call.message
         for index, stage in self.stages.items():
             data[index].begin(step)
             stage.enter(self._stack, self.call, data[index].of)
@@ -284,7 +264,7 @@ class Script:
         number = (step * shape.pipelines + micro_batch.pipeline) * shape.micro_batches + micro_batch.index
         return _seeded((self.job.model.seed << 40) + number * shape.stages + stage)
 
-    def collect(self, stage: int) -> None:
+    def _collect(self, stage: int) -> None:
         """Move a micro-batch's gradient to the exact sum."""
         for sums, buffer in self._sums[stage]:
             sums.add(0, buffer)
@@ -327,7 +307,7 @@ class Script:
         for model in self.models if self._tokens else ():
             model.scale_gradients(1.0 / self._tokens)
 
-    def mean_loss(self, loss: torch.Tensor) -> float:
+    def mean_loss(self, loss: Tensor) -> float:
         """Of a micro-batch whose `forward_step` has returned `loss`, such that the mean over all is the step's."""
         if self.config.calculate_per_token_loss:
             return float(loss) * self.job.shape.global_micro_batches / max(1, self._tokens)
@@ -388,11 +368,11 @@ class Script:
 
     # The state.
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def _tensors(self) -> list[Tensor]:
         modules = [model.module for model in self.models]
         return [tensor.detach() for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
-    def checksum(self) -> torch.Tensor:
+    def checksum(self) -> Tensor:
         """Two numbers that depend on all weights."""
         weights = [tensor.double() for tensor in self._tensors() if tensor.is_floating_point()]
         sums = [sum(map(float, map(sum_of, weights))) for sum_of in (torch.sum, torch.linalg.vector_norm)]
@@ -403,7 +383,7 @@ class Script:
             "model": self._tensors(),
             "optimizer": None if self.is_sharded else self.optimizer.state_dict(),
             "scalers": [scaler.state_dict() for scaler in self._scalers],
-            "random": {"torch": torch.get_rng_state()},
+            "random": torch.get_rng_state(),
             "settings": None if self.is_sharded else self.settings(),  # megatron-core's scheduler loads only once
         }
 
@@ -416,7 +396,7 @@ class Script:
             scaler.load_state_dict(source)
         if not self.is_sharded:
             self.load_settings(state["settings"])
-        torch.set_rng_state(state["random"]["torch"])
+        torch.set_rng_state(state["random"])
 
     def settings(self) -> dict[str, Any]:
         """What the script changes after a step: its further objects, and settings of a sharded optimizer's groups."""
@@ -438,7 +418,7 @@ class Script:
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update(settings)
 
-    def bytes_held(self) -> torch.Tensor:
+    def bytes_held(self) -> Tensor:
         """For each chunk the bytes of a message, of a micro-batch's activations, and of parameters and their state."""
         (shape, dtype), stages = self.peers.transport.message, self.stages.values()
         message = math.prod(shape) * dtype.itemsize
@@ -495,16 +475,16 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return [part.optimizer for part in optimizer_parts(optimizer)]
 
 
-def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+def _parameters_of(optimizer: Any) -> Iterator[Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def _norms_squared(model: Any) -> list[float]:
-    norms: tuple[list[torch.Tensor], ...] = [], []
+    norms: tuple[list[Tensor], ...] = [], []
     for parameter in model.parameters():
         if parameter.requires_grad and not getattr(parameter, "shared", False):
             is_own_expert = not getattr(parameter, "allreduce", True)
@@ -524,11 +504,11 @@ class _Layout:
     def reduce(self, stage: ScriptStage, transport: Transport, bucket: int, buckets: int) -> None:
         stage.script.reduce(stage.index)
 
-    def reduced(self, stage: ScriptStage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+    def reduced(self, stage: ScriptStage) -> Iterator[ReducedPart]:
         norms, has_copies = stage.script.norms_squared(stage.index), stage.script.job.grid.tensor_parallel > 1
-        yield stage.index, norms, (1,) if has_copies else (), 0
+        yield ReducedPart(stage.index, norms, (1,) if has_copies else (), 0)
 
-    def gathered(self) -> list[torch.Tensor]:
+    def gathered(self) -> list[Tensor]:
         """Not empty if a step changes only parts of the parameters."""
         return list(_parameters_of(self._script.optimizer)) if self._script.is_sharded else []
 
@@ -543,13 +523,13 @@ class ScriptStage(ModelChunk):
         self.script, self.index, self.layout = script, index, _Layout(script)
         self.activation_bytes = 0
 
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def forward(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         if self.activation_bytes or self.call.forward_only:
             return super().forward(micro_batch, activation)
         weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
         held: dict[int, int] = {}
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
                 held[storage.data_ptr()] = storage.nbytes()
@@ -564,20 +544,6 @@ class ScriptStage(ModelChunk):
         if self.index == min(self.script.stages):
             self.script.begin(step)
 
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        result = super().backward(micro_batch, gradient)
-        self.script.collect(self.index)
-        return result
-
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        result = super().backward_input(micro_batch, gradient)
-        self.script.collect(self.index)
-        return result
-
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
-        super().backward_weight(micro_batch)
-        self.script.collect(self.index)
-
     def expect(self, iteration: int, program: Any) -> None:
         self.script.completing.update(completing_computes(program))
 
@@ -585,11 +551,11 @@ class ScriptStage(ModelChunk):
         if self.index == min(self.script.stages):
             self.script.begin_evaluation()
 
-    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+    def message_spec(self) -> MessageSpec:
         """Only known when an iteration begins (`Script.begin`)."""
         return (0,), torch.float32
 
-    def tied_buffers(self) -> list[torch.Tensor]:
+    def tied_buffers(self) -> list[Tensor]:
         """Nothing: `finalize_model_grads` sums shared weights."""
         return []
 

@@ -23,12 +23,14 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn import Module
 
 from recycle.errors import JobError, RecycleError, first_line
 from recycle.exec.model.state.rules import BALANCE_RATE
@@ -50,12 +52,7 @@ OPTIMIZER_PREFIX = "optimizer.state."
 
 
 @torch.no_grad()
-def write(
-    folder: Path,
-    states: Iterable[tuple[str, torch.nn.Module]],
-    iteration: int,
-    further: Mapping[str, Any],
-) -> None:
+def write(folder: Path, states: Iterable[tuple[str, Module]], iteration: int, further: Mapping[str, Any]) -> None:
     """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
     Args:
@@ -141,7 +138,7 @@ class TorchDistCheckpoint:
         return int(self._tensors[_EMBEDDING].size[0])
 
     @torch.no_grad()
-    def read(self, model: torch.nn.Module, prefix: str = "") -> None:
+    def read(self, model: Module, prefix: str = "") -> None:
         """Fill an unsplit model with the checkpoint's weights or moments, written with any T, P and V.
 
         Megatron-LM's padding rows of embedding and output layer are dropped. With a prefix, the expert bias keeps its
@@ -174,7 +171,7 @@ class TorchDistCheckpoint:
                 values = f"{prefix}{piece.key} has values that are NaN or infinite"
                 raise JobError(f"{self.folder}: {values}; use an earlier checkpoint")
 
-    def _space_for(self, piece: ShardedTensor, prefix: str) -> torch.Tensor:
+    def _space_for(self, piece: ShardedTensor, prefix: str) -> Tensor:
         name, wanted = prefix + piece.key, list(piece.global_shape)
         if name not in self._tensors:
             raise JobError(f"{self.folder}: has no tensor {name}, which the job's model needs")
@@ -263,7 +260,7 @@ def _hybrid_name(name: str) -> str:
     return f"decoder.layers.{2 * int(match[1]) + is_feed_forward}.{match[2]}"
 
 
-def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:
+def _part(whole: Tensor, piece: ShardedTensor) -> Tensor:
     place = list(piece.global_offset[: piece.prepend_axis_num])
     sizes = zip(piece.global_offset[piece.prepend_axis_num :], piece.local_shape, strict=True)
     return whole[(*place, *(slice(start, start + size) for start, size in sizes))]

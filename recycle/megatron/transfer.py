@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recycle.errors import RunError, first_line
 from recycle.exec.transport.groups import GroupTransport
@@ -21,13 +22,13 @@ _PLACE = "recycle.tensor"
 
 def send_value(transport: GroupTransport, peer: Worker, value: Any) -> None:
     """Send dicts, lists, tuples, plain values and tensors to a peer, which calls `receive_value`."""
-    tensors: list[torch.Tensor] = []
+    tensors: list[Tensor] = []
 
-    def place(tensor: torch.Tensor) -> tuple[str, int]:
+    def place(tensor: Tensor) -> tuple[str, int]:
         tensors.append(tensor.detach())
         return _PLACE, len(tensors) - 1
 
-    structure = _mapped(value, lambda leaf: place(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+    structure = _mapped(value, lambda leaf: place(leaf) if isinstance(leaf, Tensor) else leaf)
     content = pack((structure, [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]))
     for parts in ([torch.tensor([content.numel()])], [content], [t.contiguous() for t in tensors if t.numel()]):
         transport.send_state(peer, parts)
@@ -52,14 +53,14 @@ def receive_value(transport: GroupTransport, peer: Worker) -> tuple[Any, int]:
     return value, int(size) + sum(tensor.nbytes for tensor in tensors)
 
 
-def pack(value: Any) -> torch.Tensor:
+def pack(value: Any) -> Tensor:
     """A value as bytes [any size]; `unpack` reads it."""
     written = io.BytesIO()
     torch.save(value, written)
     return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
 
 
-def unpack(content: torch.Tensor) -> Any:
+def unpack(content: Tensor) -> Any:
     return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
 
 

@@ -67,6 +67,7 @@ def test_function_that_cannot_be_imported_has_no_name():
     [
         ('[model]\nprovider = "build"\n', r"\[model\] provider: \"build\" is not the name of a function"),
         ('[train]\nloss = ":f"\n', r"\[train\] loss: \":f\" is not the name of a function"),
+        ('[train]\nloss = "sgd"\n', r"\[train\] loss: \"sgd\" is not the name of a function"),
         ('[model]\nkind = "emulated"\nprovider = "a:b"\n', r"\[model\] provider: kind = \"emulated\" computes nothing"),
         ('[model]\nkind = "emulated"\nconfig = {a = 1}\n', r"\[model.config\]: kind = \"emulated\" has no config"),
         (

@@ -8,6 +8,7 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from recycle.errors import RunError
@@ -16,8 +17,8 @@ from recycle.errors import RunError
 class CausalAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention of one layer, optionally with a window, a sink per head, and a mask of documents.
 
-    Takes megatron-core's constructor arguments, and reads `window_size`, `window_attn_skip_freq` and `softmax_type` of
-    the configuration. Limits: no context parallelism, attention bias or `packed_seq_params`.
+    Takes megatron-core's constructor arguments, by name, and reads `window_size`, `window_attn_skip_freq` and
+    `softmax_type` of the configuration. Limits: no context parallelism, attention bias or `packed_seq_params`.
 
     Attributes:
         window: tokens before the query that it attends; None for all.
@@ -28,14 +29,9 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         self,
         config: TransformerConfig,
         layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
+        **_: Any,
     ) -> None:
         super().__init__(config=config)
         if config.context_parallel_size != 1:
@@ -44,7 +40,7 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         is_windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window: int | None = config.window_size[0] if is_windowed else None
-        self.softmax_offset: torch.Tensor | None
+        self.softmax_offset: Tensor | None
         scores = torch.zeros(config.num_attention_heads // config.tensor_model_parallel_size)
         if config.softmax_type == "learnable":
             self.softmax_offset = torch.nn.Parameter(scores)
@@ -54,14 +50,14 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
         attn_mask_type: Any = None,
-        attention_bias: torch.Tensor | None = None,
+        attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attention of query [sequence, batch, heads, dim], and key and value with as many or fewer heads.
 
         `attention_mask` [batch or 1, 1, sequence, sequence] is true where a query does not attend a key; positions
@@ -85,7 +81,7 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         )
         return output.permute(2, 0, 1, 3).flatten(2)
 
-    def _added_scores(self, query: torch.Tensor, masked: torch.Tensor | None) -> torch.Tensor | None:
+    def _added_scores(self, query: Tensor, masked: Tensor | None) -> Tensor | None:
         if masked is None and self.window is None and self.softmax_offset is None:
             return None
         rows, heads, length, _ = query.shape

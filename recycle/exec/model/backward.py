@@ -16,13 +16,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import Module
 
 from recycle import megatron_versions as versions
 from recycle.errors import RunError
@@ -31,17 +33,17 @@ from recycle.job.shape import MicroBatch
 
 LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear)
 
-Sink = Callable[[torch.Tensor, torch.Tensor], None]
+Sink = Callable[[Tensor, Tensor], None]
 """Takes (parameter, its gradient of one micro-batch)."""
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Product = Callable[[Tensor, Tensor, Tensor], None]
 """Takes (weight [out, in], output gradient [rows, out], input [rows, in])."""
 
 
 class Deferred(NamedTuple):
     """Deferred weight-gradient computation of one layer; `tensors` are its inputs besides the weights."""
 
-    weights: tuple[torch.Tensor, ...]
-    tensors: tuple[torch.Tensor, ...]
+    weights: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     compute: Callable[[], None]
 
 
@@ -70,10 +72,10 @@ class WeightGradientStore:
 
     def put(
         self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs: torch.Tensor,
-        gradient: torch.Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inputs: Tensor,
+        gradient: Tensor,
         sequences: ProcessGroup | None = None,
     ) -> None:
         """Compute the gradients of `weight` and `bias`, or defer them while recording.
@@ -87,7 +89,16 @@ class WeightGradientStore:
         """
         # Detached: the saved input would keep the graph before it alive until W.
         inputs, gradient = inputs.detach(), gradient.detach()
-        compute = partial(self._compute, weight, bias, inputs, gradient, sequences)
+
+        # A summed gradient with a graph would keep its micro-batch's activations alive; no_grad is for the sink, too.
+        @torch.no_grad()
+        def compute() -> None:
+            whole = inputs if sequences is None else gather_sequences(inputs, sequences)
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            self._product(weight, rows, whole.reshape(-1, whole.shape[-1]))
+            if bias is not None:
+                self._sink(bias, rows.sum(dim=0))
+
         self.defer(Deferred((weight,), (inputs, gradient), compute))
 
     def defer(self, work: Deferred) -> None:
@@ -103,7 +114,7 @@ class WeightGradientStore:
         while waiting:
             waiting.popleft().compute()
 
-    def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[torch.Tensor], bool]) -> None:
+    def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[Tensor], bool]) -> None:
         """Run only the deferred computations of the `wanted` weights and their biases; `flush` runs the rest."""
         waiting = self._waiting[micro_batch]
         for _ in range(len(waiting)):
@@ -113,33 +124,13 @@ class WeightGradientStore:
             else:
                 waiting.append(work)
 
-    def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+    def held(self, micro_batch: MicroBatch) -> list[Tensor]:
         """The tensors that W of `micro_batch` still needs besides the weights; [] before its I."""
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
-
-    def waiting(self) -> set[MicroBatch]:
-        return set(self._waiting)
 
     def clear(self) -> None:
         self._waiting.clear()
         self._recording = None
-
-    # A summed gradient with a graph would keep its micro-batch's activations alive; the sink runs under no_grad too.
-    @torch.no_grad()
-    def _compute(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs: torch.Tensor,
-        gradient: torch.Tensor,
-        sequences: ProcessGroup | None,
-    ) -> None:
-        if sequences is not None:
-            inputs = gather_sequences(inputs, sequences)
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
-        if bias is not None:
-            self._sink(bias, rows.sum(dim=0))
 
 
 class _SplitLinear(torch.autograd.Function):
@@ -152,13 +143,13 @@ class _SplitLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: torch.Tensor,
-        anchor: torch.Tensor | None,
-        weights: tuple[torch.Tensor, torch.Tensor | None],
+        inputs: Tensor,
+        anchor: Tensor | None,
+        weights: tuple[Tensor, Tensor | None],
         store: WeightGradientStore,
         reduce_group: Any,
         sequences: ProcessGroup | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ctx.save_for_backward(inputs)
         # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
         weight, bias = ctx.weights = weights
@@ -167,7 +158,7 @@ class _SplitLinear(torch.autograd.Function):
         return output if bias is None else output + bias
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (inputs,) = ctx.saved_tensors
         weight, bias = ctx.weights
         input_gradient = gradient.matmul(weight)
@@ -184,37 +175,31 @@ class _SplitLinear(torch.autograd.Function):
         return input_gradient, None, None, None, None, None
 
 
-class _SplitForward:
-    def __init__(self, store: WeightGradientStore, layer: str) -> None:
-        self._store = store
-        self._layer = layer
+def _split_forward(store: WeightGradientStore, layer: str) -> Callable[..., Tensor]:
+    """Return the computation of a layer, which takes megatron-core's arguments."""
 
-    def __call__(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         gradient_accumulation_fusion: bool,
         allreduce_dgrad: bool,
         sequence_parallel: bool,
-        grad_output_buffer: list[torch.Tensor] | None = None,
+        grad_output_buffer: list[Tensor] | None = None,
         wgrad_deferral_limit: int | None = None,
         tp_group: Any = None,
         **others: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         neutral = versions.linear_defaults()
-        refused = {
-            "gradient_accumulation_fusion": gradient_accumulation_fusion,
-            "defer_embedding_wgrad_compute": grad_output_buffer is not None,
-            **{name: name not in neutral or value != neutral[name] for name, value in others.items()},
-        }
-        _refuse(self._layer, refused)
+        _refuse(layer, {name: name not in neutral or value != neutral[name] for name, value in others.items()})
         group, sequences = tp_group if allreduce_dgrad else None, tp_group if sequence_parallel else None
         anchor = None if input.requires_grad else weight
-        output: torch.Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
-            input, anchor, (weight, bias), self._store, group, sequences
+        output: Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
+            input, anchor, (weight, bias), store, group, sequences
         )
         return output
+
+    return forward
 
 
 class SplitLinears:
@@ -223,10 +208,10 @@ class SplitLinears:
     Raises RunError for an unsupported megatron-core or feature.
     """
 
-    def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
+    def __init__(self, model: Module, store: WeightGradientStore) -> None:
         require_exact_split()
         self._split = [
-            (layer, _SplitForward(store, name))
+            (layer, _split_forward(store, name))
             for name, layer in _linears(model).items()
             if layer.weight is None or layer.weight.requires_grad
         ]
@@ -242,7 +227,7 @@ class SplitLinears:
             versions.remove_linear_hook(layer)
 
 
-def _linears(model: torch.nn.Module) -> dict[str, Any]:
+def _linears(model: Module) -> dict[str, Any]:
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LINEAR_CLASSES)}
     for name, layer in layers.items():
         _refuse(
@@ -255,7 +240,7 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
     return layers
 
 
-def delays_itself(layer: torch.nn.Module) -> bool:
+def delays_itself(layer: Module) -> bool:
     """Whether a layer delays its weight gradients until `backward_dw`, as Transformer Engine's layers can."""
     store = getattr(layer, "wgrad_store", None)
     return store is not None and callable(getattr(layer, "backward_dw", None)) and bool(store.delay_wgrad_compute())
@@ -290,7 +275,7 @@ def require_exact_split() -> None:
     for parameter in parameters:
         parameter.data = _wave(*parameter.shape)
 
-    def gradients(is_split: bool) -> list[torch.Tensor | None]:
+    def gradients(is_split: bool) -> list[Tensor | None]:
         for tensor in (*parameters, entry.requires_grad_()):
             tensor.grad = None
         with torch.enable_grad():
@@ -301,11 +286,11 @@ def require_exact_split() -> None:
             store.flush(micro_batch)
         return [entry.grad, *(sums.pop(parameter, parameter.grad) for parameter in parameters)]
 
-    sums: dict[torch.Tensor, torch.Tensor] = {}
+    sums: dict[Tensor, Tensor] = {}
     store = WeightGradientStore(sums.__setitem__)
     expected = gradients(is_split=False)
     for layer in (column, row):
-        versions.set_linear_hook(layer, _SplitForward(store, type(layer).__name__))
+        versions.set_linear_hook(layer, _split_forward(store, type(layer).__name__))
     for kind, is_split in (("split", True), ("whole", False)):
         for gradient, other in zip(expected, gradients(is_split), strict=True):
             if gradient is None or other is None or not torch.equal(gradient, other):
@@ -315,7 +300,7 @@ def require_exact_split() -> None:
                 )
 
 
-def _wave(*shape: int) -> torch.Tensor:
+def _wave(*shape: int) -> Tensor:
     return torch.arange(math.prod(shape), dtype=torch.float32).mul_(1.7).sin_().view(shape)
 
 
@@ -325,7 +310,7 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
             raise RunError(f"{layer}: the split backward does not support {name}; switch it off in the model's config")
 
 
-def holds_matrix(layer: torch.nn.Module) -> bool:
+def holds_matrix(layer: Module) -> bool:
     """Whether a layer holds a weight matrix and is not an embedding, a router or one of `LINEAR_CLASSES`."""
     if isinstance(layer, LINEAR_CLASSES):
         return False

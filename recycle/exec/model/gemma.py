@@ -13,6 +13,7 @@ from megatron.core.models.common.embeddings.language_model_embedding import Lang
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 
 
 class CenteredNorm(torch.nn.Module):
@@ -23,7 +24,7 @@ class CenteredNorm(torch.nn.Module):
         self.centered_weight = torch.nn.Parameter(torch.zeros(hidden_size))
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         normed = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], 1 + self.centered_weight.float(), self.eps)
         return normed.to(x.dtype)
 
@@ -31,19 +32,17 @@ class CenteredNorm(torch.nn.Module):
 class NormedResidual(CenteredNorm):
     """Sum of the residual stream and the norm of a sublayer's output, in place of `get_bias_dropout_add`."""
 
-    def forward(self, is_training: bool, is_fused: bool) -> Callable[..., torch.Tensor]:  # type: ignore[override]
+    def forward(self, is_training: bool, is_fused: bool) -> Callable[..., Tensor]:  # type: ignore[override]
         return partial(self._add, is_training)
 
-    def _add(
-        self, is_training: bool, output_and_bias: tuple[torch.Tensor, None], residual: torch.Tensor, dropout: float
-    ) -> torch.Tensor:
+    def _add(self, is_training: bool, output_and_bias: tuple[Tensor, None], residual: Tensor, dropout: float) -> Tensor:
         normed = super().forward(output_and_bias[0])
         return residual + torch.nn.functional.dropout(normed, dropout, is_training)
 
 
 class ScaledEmbedding(LanguageModelEmbedding):  # type: ignore[misc]
-    def forward(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        embedded: torch.Tensor = super().forward(*arguments, **named)
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        embedded: Tensor = super().forward(*arguments, **named)
         return embedded * torch.tensor(self.config.hidden_size**0.5, dtype=embedded.dtype)
 
 

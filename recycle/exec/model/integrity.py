@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
 from recycle.exec.checksums import Checksum, MicroBatchChecksums, StateTensor
 
@@ -26,16 +28,15 @@ _MODULUS = 1 << 64
 class RunningChecksum:
     """Checksum of contiguous tensors, computed piece by piece; they must not change before `finish`."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._pieces: list[tuple[int, torch.Tensor]] = []
-        place = longest = 0
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._pieces: list[tuple[int, Tensor]] = []
+        place = 0
         for tensor in tensors:
-            for words in torch.split(tensor.view(-1).view(torch.int32), PIECE) if tensor.numel() else ():
+            for words in torch.split(tensor.view(-1).view(torch.int32), PIECE):
                 self._pieces.append((place, words))
-                place, longest = place + len(words), max(longest, len(words))
-        device = self._pieces[0][1].device if self._pieces else torch.device("cpu")
+                place += len(words)
+        device = tensors[0].device if tensors else torch.device("cpu")
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
-        self._places = torch.arange(longest, device=device)
 
     @torch.no_grad()
     def piece(self) -> bool:
@@ -43,7 +44,7 @@ class RunningChecksum:
         if not self._pieces:
             return False
         first, words = self._pieces.pop()
-        _add_words(self._sums, words, self._places, first)
+        _add_words(self._sums, words, first)
         return True
 
     def finish(self) -> Checksum:
@@ -52,7 +53,7 @@ class RunningChecksum:
         return _checksum(self._sums)
 
 
-def layout_of(state: Sequence[torch.Tensor], named: dict[str, torch.Tensor]) -> list[StateTensor]:
+def layout_of(state: Sequence[Tensor], named: dict[str, Tensor]) -> list[StateTensor]:
     """Positions of the named views in a state's tensors, in order."""
     places: list[StateTensor] = []
     before = 0
@@ -71,15 +72,15 @@ class ChecksumBuilder:
     """Accumulates the checksums of a micro-batch, without device synchronization before `finish`."""
 
     def __init__(self) -> None:
-        self._sums: tuple[list[torch.Tensor], ...] = ([], [], [])
+        self._sums: tuple[list[Tensor], ...] = ([], [], [])
 
-    def activation(self, output: torch.Tensor) -> None:
+    def activation(self, output: Tensor) -> None:
         self._sums[0].append(word_sums(output))
 
-    def input_gradient(self, gradient: torch.Tensor) -> None:
+    def input_gradient(self, gradient: Tensor) -> None:
         self._sums[1].append(word_sums(gradient))
 
-    def weight_gradient(self, first: int, gradient: torch.Tensor) -> None:
+    def weight_gradient(self, first: int, gradient: Tensor) -> None:
         """Add a weight's gradient, or a part of one; `first` is the place of its first word."""
         self._sums[2].append(word_sums(gradient, first))
 
@@ -89,7 +90,7 @@ class ChecksumBuilder:
 
 
 @torch.no_grad()
-def word_sums(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
+def word_sums(tensor: Tensor, first: int = 0) -> Tensor:
     """Both sums of a tensor's words, int64 [2], on its device; modulo 2^64, in two's complement.
 
     Args:
@@ -99,31 +100,29 @@ def word_sums(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
     size = next(size for size in (4, 2, 1) if flat.nbytes % size == 0)
     words = flat.view(_WORDS[size]) if flat.element_size() >= size else flat.view(torch.uint8).view(_WORDS[size])
     sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    places = torch.arange(min(PIECE, len(words)), device=flat.device)
     for start in range(0, len(words), PIECE):
-        _add_words(sums, words[start : start + PIECE], places, first + start)
+        _add_words(sums, words[start : start + PIECE], first + start)
     return sums
 
 
-def word_count(tensor: torch.Tensor) -> int:
+def word_count(tensor: Tensor) -> int:
     """Number of 32-bit words that the gradient of a weight takes at most."""
     return 2 * tensor.numel()
 
 
-def _add_words(sums: torch.Tensor, words: torch.Tensor, places: torch.Tensor, first: int) -> None:
+def _add_words(sums: Tensor, words: Tensor, first: int) -> None:
     wide = words.to(torch.int64)
-    total = wide.sum()
-    sums[0] += total
-    sums[1] += wide.mul_(places[: len(wide)]).sum() + total * first
+    sums[0] += wide.sum()
+    sums[1] += wide.mul_(torch.arange(first, first + len(wide), device=wide.device)).sum()
 
 
-def _checksum(sums: torch.Tensor) -> Checksum:
+def _checksum(sums: Tensor) -> Checksum:
     words, places = (value % _MODULUS for value in sums.tolist())
     return Checksum(words, places)
 
 
 @torch.no_grad()
-def flip_largest(tensor: torch.Tensor, bit: int) -> None:
+def flip_largest(tensor: Tensor, bit: int) -> None:
     flat = tensor.view(-1)
     if not flat.numel():
         return
@@ -132,13 +131,13 @@ def flip_largest(tensor: torch.Tensor, bit: int) -> None:
     words.bitwise_xor_(torch.ones_like(words) << bit % (8 * flat.element_size()))
 
 
-def flipped_copy(tensor: torch.Tensor, bit: int) -> torch.Tensor:
+def flipped_copy(tensor: Tensor, bit: int) -> Tensor:
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     flip_largest(copy, bit)
     return copy
 
 
-def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Tensor:
+def flipped_tokens(tokens: Tensor, vocabulary: int, bit: int) -> Tensor:
     """A copy with one bit of the first token flipped: this bit, or the next that yields a valid token."""
     if tokens.is_floating_point():
         return flipped_copy(tokens, bit)
@@ -174,21 +173,21 @@ class PendingBitFlips:
 
 class _Flip(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, bits: list[int]) -> torch.Tensor:
+    def forward(ctx: Any, tensor: Tensor, bits: list[int]) -> Tensor:
         for bit in bits:
             tensor = flipped_copy(tensor, bit)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
-def flip_first_layer_outputs(module: torch.nn.Module, flips: PendingBitFlips) -> None:
+def flip_first_layer_outputs(module: Module, flips: PendingBitFlips) -> None:
     """Apply the activation flips to the output of the first layer of a stage's module."""
     layers = (layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None)
 
-    def strike(layer: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    def strike(layer: Module, inputs: Any, output: Any) -> Any:
         bits = flips.take_activation_bits()
         if not bits:
             return output

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recycle.errors import RunError
 from recycle.exec.data.batches import Batch, Batches
 from recycle.job import Job
 
-LossFunction = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, Any]]
+LossFunction = Callable[[Tensor, Batch], tuple[Tensor, Any]]
 """(output, batch) -> (sum, count)."""
 
 
-def masked_sum(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
+def masked_sum(losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor | int]:
     """Sum losses [micro_batch_size, sequence] where `loss_mask` is set, or all without a mask."""
     mask = batch.get("loss_mask")
     if mask is None:
@@ -28,7 +29,7 @@ def masked_sum(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.
     return (losses * mask.to(losses.dtype)).sum(), mask.sum()
 
 
-def cross_entropy(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
+def cross_entropy(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor | int]:
     """Sum the cross entropy of logits [micro_batch_size, sequence, vocabulary], in fp32."""
     labels = batch["labels"]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
@@ -62,7 +63,7 @@ class TokenMean:
         return self._last[1]
 
 
-def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch, tokens: float | None = None) -> torch.Tensor:
+def mean_loss(function: LossFunction, output: Tensor, batch: Batch, tokens: float | None = None) -> Tensor:
     """Return the loss of a micro-batch, a scalar: its sum over its count, or over `tokens` if given.
 
     Raises RunError as `loss_sum` does, and if `tokens` is given and the count is not that of `loss_mask`.
@@ -75,16 +76,16 @@ def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch, tokens
                 f" {token_count(batch)}; both must be equal"
             )
         return torch.div(total, tokens)
-    if isinstance(count, torch.Tensor):
+    if isinstance(count, Tensor):
         return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
     return torch.div(total, max(count, 1))
 
 
-def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Any]:
+def loss_sum(function: LossFunction, output: Tensor, batch: Batch) -> tuple[Tensor, Any]:
     """Sum of a micro-batch's losses, and their number. Raises RunError for any other result of the function."""
     returned = function(output, batch)
     pair = isinstance(returned, tuple | list) and len(returned) == 2
-    if not pair or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:
+    if not pair or not isinstance(returned[0], Tensor) or returned[0].numel() != 1:
         raise RunError(
             f"[train] loss: {_name(function)} must return a sum, a tensor of one entry, and"
             f" the count of what it is the sum of; it returned {type(returned).__name__}"

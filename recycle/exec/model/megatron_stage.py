@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.loading import BatchesAhead
@@ -22,23 +23,16 @@ from recycle.exec.model.loss import TokenMean
 from recycle.exec.model.offload import SavedActivations
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
-from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.providers import Providers
 from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, StoredPart
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
 from recycle.exec.model.state.optimizer import StoredNames, without_shared
-from recycle.exec.model.state.rules import Rules
+from recycle.exec.model.state.rules import rules_of
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
-from recycle.ir.instruction import (
-    BackwardInput,
-    Compute,
-    Forward,
-    HostCopy,
-    Instruction,
-    Replay,
-)
+from recycle.ir.instruction import BackwardInput, Compute, HostCopy, Instruction
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
@@ -66,15 +60,14 @@ class MegatronStage(Stage):
         device: torch.device,
         batches: Batches | None,
         part: Any,
-        tied_sum: Accumulator | None = None,
-        tensor_rank: int = 0,
-        providers: Providers = NONE,
-        evaluation: Batches | None = None,
-        held: Mapping[int, StatePiece] = MappingProxyType({}),
+        tied_sum: Accumulator | None,
+        tensor_rank: int,
+        providers: Providers,
+        evaluation: Batches | None,
+        held: Mapping[int, StatePiece],
     ) -> None:
-        self._type = PRECISIONS[job.train.precision]
-        self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
-        super().__init__(job, index, self._part.message_shape, self._type)
+        self._part = StageModule(part, job, index, device, providers, tensor_rank)
+        super().__init__(job, index, self._part.message)
         self._device = device
         is_pinned = device.type == "cuda"
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
@@ -90,33 +83,30 @@ class MegatronStage(Stage):
 
         named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied and SHARED_WEIGHT in named else None
-        units = self._units_of(job, named)
+        layers = job.layers_per_stage()
+        units = units_of(named, layers, index)
         # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
-        rules = Rules(job.train, job.model.import_from or ())
-        of_names = {name: rules.of(name, parameter) for name, parameter in named.items()}
-        names = sorted(named, key=lambda name: (units[name], end * (name == shared), of_names[name].order))
+        rules = rules_of(job.train, named, job.model.import_from or ())
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), rules[name].order))
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
-        cut = cut_dimensions(part)
-        halves = gated_parameters(part)
-        summed: set[torch.nn.Parameter] = set()
-        if job.grid.tensor_parallel > 1:
-            summed = per_head_parameters(part)
+        cut, halves = cut_dimensions(part), gated_parameters(part)
+        summed = per_head_parameters(part) if job.grid.tensor_parallel > 1 else set()
         if job.grid.sequence_parallel:
             summed |= sequence_split_parameters(part) - cut.keys()
-        alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_expert_parameters(part))
-        places = alone | cut
+        places: dict[Parameter, int | None] = {**dict.fromkeys(own_expert_parameters(part)), **cut}
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
-            {state for rule in of_names.values() for state in rule.optimizer.state},
+            {state for rule in rules.values() for state in rule.optimizer.state},
         )
         self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
         self._size = self._sums.layout.size
-        self._replicated = self._sums.common(0, self._size) if job.grid.tensor_parallel > 1 else []
-        hosted = range(*stage_units(job.layers_per_stage())[index])
+        self._replicated = self._sums.common(0, self._size)
+        hosted = range(*stage_units(layers)[index])
         ends = ends_of_units(hosted, [units[name] for name in self.parameters], self._sums.layout)
+        working_type = PRECISIONS[job.train.precision]
         if job.train.sharded_optimizer:
             count, is_by_unit = job.shape.pipelines, has_unit_shards(job)
             self.layout = ShardedOptimizer(
@@ -124,14 +114,14 @@ class MegatronStage(Stage):
                 self._names,
                 self._sums,
                 rules,
-                self._type,
+                working_type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
                 [0, *(end for _, end in ends.values())] if is_by_unit else [0, self._size],
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, self._type, held)
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, working_type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -149,11 +139,6 @@ class MegatronStage(Stage):
     @property
     def tied_sum(self) -> Accumulator | None:
         return self._sums.tied
-
-    def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
-        layers, index = job.layers_per_stage(), self.index
-        head = stage_units(layers)[-1][1] - 1
-        return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
 
     def begin_iteration(self, step: int) -> None:
         super().begin_iteration(step)
@@ -181,9 +166,9 @@ class MegatronStage(Stage):
         self._data.expect((step, number) for step in steps for number in numbers)
 
     def _run_forward(
-        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
-    ) -> tuple[Any, torch.Tensor]:
-        entry = self._entry(cls, micro_batch, activation)
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: Tensor | None
+    ) -> tuple[Any, Tensor]:
+        entry = self._entry(activation)
         with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, self._part.module):
             output = self._compute(micro_batch, entry)
         return (entry, None if self._recomputes else output), output
@@ -194,41 +179,29 @@ class MegatronStage(Stage):
     def reload(self, micro_batch: MicroBatch) -> None:
         self._saved.reload(micro_batch)
 
-    def _add_loss(self, loss: torch.Tensor) -> None:
+    def _add_loss(self, loss: Tensor) -> None:
         self._losses.add(0, loss.reshape(1))
 
-    def _entry(
-        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        self._require_input(cls, micro_batch, activation)
+    def _entry(self, activation: Tensor | None) -> Tensor | None:
         entry = None if activation is None else activation.detach()
         if entry is not None and (bit := self._flips.take_input_bit()) is not None:
             entry = flipped_copy(entry, bit)
         return entry
 
     def _run_replay(
-        self,
-        micro_batch: MicroBatch,
-        activation: torch.Tensor | None,
-        gradient: torch.Tensor | None,
-        checksums: ChecksumBuilder,
+        self, micro_batch: MicroBatch, activation: Tensor | None, gradient: Tensor | None, checksums: ChecksumBuilder
     ) -> None:
-        entry = self._entry(Replay, micro_batch, activation)
+        entry = self._entry(activation)
         with self._incoming.attributed_to(checksums, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
             checksums.activation(output)
-            by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
+            by_entry = self._backward_from(micro_batch, entry, output, gradient)
             if by_entry is not None:
                 checksums.input_gradient(by_entry)
 
-    def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
-        if (activation is None) != self._is_first:
-            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
-
     @torch.no_grad()
-    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        self._require_input(Forward, micro_batch, activation)
+    def _evaluate(self, micro_batch: MicroBatch, activation: Tensor | None) -> Tensor | None:
         if not self._is_last:
             return self._compute(micro_batch, activation).detach()  # megatron-core enables autograd for residual sums
         number = self._number(micro_batch)
@@ -237,13 +210,13 @@ class MegatronStage(Stage):
         return None
 
     def _run_backward(
-        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, Any]:
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: Tensor | None
+    ) -> tuple[Tensor | None, Any]:
         self._saved.wait_for(micro_batch)
         is_split, (entry, output) = cls is BackwardInput, held
         recording = self._store.record(micro_batch) if is_split else nullcontext()
         with recording, self._incoming.attributed_to(self._checksums_of(micro_batch), "I" if is_split else None):
-            return self._backward_from(cls, micro_batch, entry, output, gradient), None
+            return self._backward_from(micro_batch, entry, output, gradient), None
 
     def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None:
         with self._incoming.attributed_to(self._checksums_of(micro_batch), "W"):
@@ -255,10 +228,10 @@ class MegatronStage(Stage):
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return self._sums.bucket_bounds(buckets)
 
-    def gradient_buffers(self) -> list[torch.Tensor]:
+    def gradient_buffers(self) -> list[Tensor]:
         return self._sums.buffers()
 
-    def tied_buffers(self) -> list[torch.Tensor]:
+    def tied_buffers(self) -> list[Tensor]:
         return self._sums.tied_buffers()
 
     def loss_sum(self) -> float | None:
@@ -276,7 +249,7 @@ class MegatronStage(Stage):
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
             return parts
 
-        def without(named: Naming, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        def without(named: Naming, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
             return without_shared(named(tensors), SHARED_WEIGHT)
 
         return {number: part._replace(named=partial(without, part.named)) for number, part in parts.items()}
@@ -294,7 +267,7 @@ class MegatronStage(Stage):
         placed = self._incoming.placed
         return {name: placed[parameter] for name, parameter in self.parameters.items() if parameter in placed}
 
-    def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
+    def _compute(self, micro_batch: MicroBatch, entry: Tensor | None) -> Tensor:
         number = self._number(micro_batch)
         batch = self._batch(number) if self._reads_data else None
         if entry is not None:
@@ -302,7 +275,7 @@ class MegatronStage(Stage):
         tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
         output = self._part.output(entry, batch, self._iteration, number, tokens)
         if not self._is_last:
-            self._part.require_message(output, self._type)
+            self._part.require_message(output)
         return output
 
     def _batch(self, number: int) -> Batch:
@@ -316,15 +289,8 @@ class MegatronStage(Stage):
         return micro_batch.pipeline * self._micro_batches + micro_batch.index
 
     def _backward_from(
-        self,
-        cls: type[Instruction],
-        micro_batch: MicroBatch,
-        entry: torch.Tensor | None,
-        output: torch.Tensor | None,
-        gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        if (gradient is None) != self._is_last:
-            raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
+        self, micro_batch: MicroBatch, entry: Tensor | None, output: Tensor | None, gradient: Tensor | None
+    ) -> Tensor | None:
         if output is None:
             output = self._compute(micro_batch, entry)
         if self._graph is not None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recycle.exec.device import copy_stream_of
 from recycle.exec.model.stage import on_host
@@ -25,8 +26,8 @@ class _Storage:
         self.host: Any = None
 
 
-def _unpack(packed: Any) -> torch.Tensor:
-    if isinstance(packed, torch.Tensor):
+def _unpack(packed: Any) -> Tensor:
+    if isinstance(packed, Tensor):
         return packed
     held, dtype, *view = packed
     return torch.empty(0, dtype=dtype, device=held.device.device).set_(held.device.untyped_storage(), *view)
@@ -60,7 +61,7 @@ class SavedActivations:
         stay = {0, *(tensor.untyped_storage().data_ptr() for tensor in staying)}
         storages: dict[int, _Storage] = {}
 
-        def pack(tensor: torch.Tensor) -> Any:
+        def pack(tensor: Tensor) -> Any:
             is_plain = tensor.layout == torch.strided and tensor.device.type == self._device.type
             if not is_plain or (key := tensor.untyped_storage().data_ptr()) in stay:
                 return tensor

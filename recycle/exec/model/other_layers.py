@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from recycle.errors import RunError
@@ -41,21 +42,19 @@ class _Product(NamedTuple):
     """
 
     node: Any
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    inputs: torch.Tensor
+    weight: Tensor
+    bias: Tensor | None
+    inputs: Tensor
     is_transposed: bool
 
 
 class GraphSplit:
     """Backward of a stage with other layers; puts products into `store` and other gradients into `sink`."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], store: WeightGradientStore, sink: Sink) -> None:
+    def __init__(self, parameters: Sequence[Tensor], store: WeightGradientStore, sink: Sink) -> None:
         self._parameters, self._store, self._sink = list(parameters), store, sink
 
-    def backward(
-        self, output: torch.Tensor, gradient: torch.Tensor | None, entry: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def backward(self, output: Tensor, gradient: Tensor | None, entry: Tensor | None) -> Tensor | None:
         """Run the backward from a forward's `output`. Returns the gradient of `entry`, or None without one."""
         products = _products(output.grad_fn)
         in_weights = {weight for product in products for weight in (product.weight, product.bias)}
@@ -104,10 +103,10 @@ def _products(root: Any) -> list[_Product]:
     return products
 
 
-def _single_use_leaf(leaf: Any, uses: Counter[Any]) -> torch.Tensor | None:
+def _single_use_leaf(leaf: Any, uses: Counter[Any]) -> Tensor | None:
     if leaf is None or not leaf.name().endswith(_LEAF) or uses[leaf] != 1:
         return None
-    weight: torch.Tensor = leaf.variable
+    weight: Tensor = leaf.variable
     return weight
 
 
@@ -141,7 +140,7 @@ class DelayedLayers:
             queue = layer.wgrad_store.context
             while not queue.empty():
                 entry = queue.get()
-                tensors = tuple(part for part in entry[0] if isinstance(part, torch.Tensor))
+                tensors = tuple(part for part in entry[0] if isinstance(part, Tensor))
                 weights = tuple(parameter for parameter in layer.parameters(recurse=False) if parameter.dim() > 1)
                 self._store.defer(Deferred(weights, tensors, partial(self._compute, layer, entry)))
 

@@ -21,14 +21,18 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
 
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
-from recycle.exec.model.fused import stay_on_device
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
-from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.providers import Providers
+from recycle.exec.model.router import stay_on_device
+from recycle.exec.model.stage import PRECISIONS
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
+from recycle.exec.transport.base import MessageSpec
 from recycle.job import Job
 from recycle.megatron_versions import content_version
 
@@ -48,7 +52,7 @@ class DropoutSeeds:
         first_layer: int,
         seed: int,
         device: torch.device,
-        tensor: tuple[int, int] = (0, 1),
+        tensor: tuple[int, int],
         is_cut: bool = False,
     ) -> None:
         self._seed, self._device = seed, device
@@ -99,25 +103,24 @@ PARTS: Mapping[str, str] = {
 DEFAULT_PARTS = ("core_attn",)
 
 
-class _Recomputed:
-    def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
-        self._forward, self._draws = forward, draws
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], draws: bool) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._forward(*arguments, **named)
-        return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=self._draws, **named)
+            return forward(*arguments, **named)
+        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=draws, **named)
+
+    return run
 
 
-def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
+def recompute_layers(part: Module, draws: bool) -> None:
     """Recompute every layer of a part from its input. Raises JobError if the part has no list of layers."""
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
-        layer.forward = _Recomputed(layer.forward, draws)
+        layer.forward = _recomputed(layer.forward, draws)
 
 
-def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
+def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
     """Recompute the named modules of every layer. Raises JobError for an unknown name."""
     for name in names:
         if name not in PARTS:
@@ -129,7 +132,7 @@ def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) ->
         for wanted in dict.fromkeys(PARTS[name] for name in names):
             module = modules.get(f"{place}.{wanted}")
             if module is not None:
-                module.forward = _Recomputed(module.forward, draws)
+                module.forward = _recomputed(module.forward, draws)
 
 
 MESSAGE_SHAPE = "message_shape"
@@ -140,18 +143,12 @@ class StageModule:
     """The module of one stage, moved to `device`; by default the loss follows from its losses or logits.
 
     Attributes:
-        message_shape: of activations between stages.
+        message: shape and type of the activations between stages.
         names: the parameters by their name in the whole model.
     """
 
     def __init__(
-        self,
-        module: Any,
-        job: Job,
-        index: int,
-        device: torch.device,
-        providers: Providers = NONE,
-        tensor: tuple[int, int] = (0, 1),
+        self, module: Any, job: Job, index: int, device: torch.device, providers: Providers, tensor_rank: int
     ) -> None:
         model, rows = job.model, job.data.micro_batch_size
         stay_on_device(module)
@@ -161,9 +158,11 @@ class StageModule:
         self._loss = providers.loss or (masked_sum if self._is_megatrons else cross_entropy)
         if job.data.reset_attention:
             _require_masks(module, self._is_megatrons)
-        cut = tensor[1] if job.grid.sequence_parallel else 1
+        ways = job.grid.tensor_parallel
+        cut = ways if job.grid.sequence_parallel else 1
         standard = (model.sequence // cut, rows, model.hidden)
-        self.message_shape: tuple[int, ...] = tuple(getattr(module, MESSAGE_SHAPE, standard))
+        shape = tuple(getattr(module, MESSAGE_SHAPE, standard))
+        self.message: MessageSpec = shape, PRECISIONS[job.train.precision]
         self._positions = torch.arange(model.sequence, device=device).expand(rows, model.sequence)
         first_layer = sum(job.layers_per_stage()[:index])
         self.names = global_names(module, first_layer)
@@ -182,7 +181,9 @@ class StageModule:
             }
         config: Any = getattr(module, "config", None)
         draws = is_provided or config.hidden_dropout or config.attention_dropout
-        self._dropout = DropoutSeeds(module, first_layer, model.seed, device, tensor, cut > 1) if draws else None
+        self._dropout = (
+            DropoutSeeds(module, first_layer, model.seed, device, (tensor_rank, ways), cut > 1) if draws else None
+        )
         if job.recompute_of(index) == "layers":
             recompute_layers(module, bool(draws))
         elif job.recompute_of(index) == "selective":
@@ -196,13 +197,8 @@ class StageModule:
             part.training = trains and not enabled
 
     def output(
-        self,
-        entry: torch.Tensor | None,
-        batch: Batch | None,
-        iteration: int,
-        micro_batch: int,
-        tokens: float | None = None,
-    ) -> torch.Tensor:
+        self, entry: Tensor | None, batch: Batch | None, iteration: int, micro_batch: int, tokens: float | None = None
+    ) -> Tensor:
         """Run the forward of a micro-batch: the next stage's input, or the loss. Bit-identical on each call.
 
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
@@ -214,9 +210,7 @@ class StageModule:
             output = self._call_module(entry, batch or {})
             return mean_loss(self._loss, output, batch or {}, tokens) if self._is_last else output
 
-    def losses(
-        self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int
-    ) -> tuple[torch.Tensor, Any]:
+    def losses(self, entry: Tensor | None, batch: Batch, iteration: int, micro_batch: int) -> tuple[Tensor, Any]:
         """Run the forward of a micro-batch on the last stage: sum of the losses, and their number."""
         with self._forward(iteration, micro_batch):
             return loss_sum(self._loss, self._call_module(entry, batch), batch)
@@ -228,8 +222,8 @@ class StageModule:
         if self._versions:
             self._require_same_buffers()
 
-    def _call_module(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        output: torch.Tensor
+    def _call_module(self, entry: Tensor | None, batch: Batch) -> Tensor:
+        output: Tensor
         if not self._is_megatrons:
             output = self.module(batch["tokens"] if entry is None else entry)
             return output
@@ -246,14 +240,14 @@ class StageModule:
             self.module.set_input_tensor(None)
         return output
 
-    def require_message(self, output: torch.Tensor, dtype: torch.dtype) -> None:
+    def require_message(self, output: Tensor) -> None:
         """Raise RunError unless `output` has the shape and type of a message to the next stage."""
-        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
-            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
+        if not isinstance(output, Tensor) or (tuple(output.shape), output.dtype) != self.message:
+            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, Tensor) else type(output)
+            shape, dtype = self.message
             raise RunError(
                 f"[model] provider: the module of stage {self._index} returned {returned}, but stages pass"
-                f" {list(self.message_shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every"
-                " stage's module"
+                f" {list(shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every stage's module"
             )
 
     def _require_same_buffers(self) -> None:
@@ -266,7 +260,7 @@ class StageModule:
         self._versions = {}
 
 
-def _require_masks(module: torch.nn.Module, is_megatrons: bool) -> None:
+def _require_masks(module: Module, is_megatrons: bool) -> None:
     if not is_megatrons:
         raise JobError("[data] reset_attention: the module of [model] provider takes no attention_mask; write false")
     if any(getattr(part, "window_size", None) is not None for part in module.modules()):
@@ -278,7 +272,7 @@ def _require_masks(module: torch.nn.Module, is_megatrons: bool) -> None:
 
 def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
     """Raise JobError, with prefix `where`, unless a provider's module can be trained."""
-    if not isinstance(module, torch.nn.Module):
+    if not isinstance(module, Module):
         raise JobError(f"{where}: it returned {type(module).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise JobError(f"{where}: its module has no parameters to train; give it a layer by [model] split")

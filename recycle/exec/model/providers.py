@@ -6,10 +6,10 @@ Every process imports them by the names in its job; Python code may pass the fun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import structs
 
 from recycle.errors import JobError, first_line
 from recycle.job import Job
@@ -32,13 +32,6 @@ _KEYS = {
     "loss": "[train] loss",
     "evaluation": "[eval] data.provider",
 }
-_FIELDS = {
-    "model": ("model", "provider"),
-    "data": ("data", "provider"),
-    "loss": ("train", "loss"),
-    "evaluation": ("evaluation", "provider"),
-}
-"""Section and field of the job with the function's name; for evaluations, a field of the section's own data."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +52,8 @@ class Providers:
     @classmethod
     def from_job(cls, job: Job) -> Providers:
         """Import the functions that the job names. Raises JobError if an import fails."""
-        folders = job.model.import_from or ()
-        functions = {}
-        for name, key in _KEYS.items():
-            text = _stated(job, name)
-            functions[name] = None if text is None else function_named(text, key, folders)
-        return cls(**functions)
+        named, folders = job.named_functions(), job.model.import_from or ()
+        return cls(**{name: function_named(named[key], key, folders) for name, key in _KEYS.items() if key in named})
 
     def evaluation_data(self, job: Job) -> DataProvider | None:
         """The data provider of evaluations; the training data's by default."""
@@ -73,27 +62,32 @@ class Providers:
     def write_names(self, job: Job) -> Job:
         """The job with the names of these functions. Raises JobError if a worker process could not import one."""
         folders = list(job.model.import_from or [])
-        for name, key in _KEYS.items():
-            function = getattr(self, name)
-            if function is None:
-                continue
-            _require_one(job, name)
-            text, folder = name_of(function, key)
+        for name, function in self._passed(job).items():
+            text, folder = name_of(function, _KEYS[name])
             if folder not in folders:
                 folders.append(folder)
-            job = _stating(job, name, text)
+            section, change = name, dict[str, Any](provider=text)
+            if name == "loss":
+                section, change = "train", {"loss": text}
+            elif name == "evaluation":
+                change = {"data": structs.replace(job.evaluation.data or DataSection(), provider=text)}
+            job = structs.replace(job, **{section: structs.replace(getattr(job, section), **change)})
         if folders:
-            job = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, import_from=folders))
+            job = structs.replace(job, model=structs.replace(job.model, import_from=folders))
         job.validate()
         return job
 
     def merged_with(self, job: Job) -> Providers:
         """These functions merged with those that the job names. Raises JobError if both give one."""
-        named = Providers.from_job(job)
-        for name in _KEYS:
-            if getattr(self, name) is not None:
-                _require_one(job, name)
-        return Providers(**{name: getattr(self, name) or getattr(named, name) for name in _KEYS})
+        return replace(Providers.from_job(job), **self._passed(job))
+
+    def _passed(self, job: Job) -> dict[str, Any]:
+        named, passed = job.named_functions(), {name: getattr(self, name) for name in _KEYS if getattr(self, name)}
+        for key in (_KEYS[name] for name in passed):
+            if key in named:
+                stated = f"the job names {named[key]}, and another function is passed"
+                raise JobError(f"{key}: {stated}; remove one of the two")
+        return passed
 
     def build(self, job: Job, index: int) -> Any:
         assert self.model is not None
@@ -111,26 +105,3 @@ class Providers:
     def origin_of(self, job: Job, index: int) -> str:
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"
-
-
-def _stated(job: Job, name: str) -> str | None:
-    section = job.evaluation.data if name == "evaluation" else getattr(job, _FIELDS[name][0])
-    return None if section is None else getattr(section, _FIELDS[name][1])
-
-
-def _stating(job: Job, name: str, text: str) -> Job:
-    replace, (section, field) = msgspec.structs.replace, _FIELDS[name]
-    if name == "evaluation":
-        data = replace(job.evaluation.data or DataSection(), provider=text)
-        return replace(job, evaluation=replace(job.evaluation, data=data))
-    return replace(job, **{section: replace(getattr(job, section), **{field: text})})
-
-
-def _require_one(job: Job, name: str) -> None:
-    named = _stated(job, name)
-    if named is not None:
-        raise JobError(f"{_KEYS[name]}: the job names {named}, and another function is passed; remove one of the two")
-
-
-NONE = Providers()
-"""Recycle's own model, data and loss."""

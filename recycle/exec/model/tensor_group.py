@@ -11,36 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from recycle.errors import RunError
+from recycle.exec.transport.base import Exchanging, Shapes
 from recycle.megatron_versions import describe_group
 
-
-class TensorExchange(Protocol):
-    """Starts to send a tensor to each tensor rank; the returned call waits for the tensors of all, by rank.
-
-    Without `shapes` of what the ranks send, all tensors have one shape.
-    """
-
-    def __call__(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]: ...
-
-
+TensorExchange = Callable[[Sequence[Tensor], Shapes | None], Exchanging]
+"""Starts to send a tensor to each tensor rank. Without shapes of what the ranks send, all tensors have one shape."""
 SMALL = 8192
 """Elements below which one step with more bytes is faster than two steps."""
-_COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
+_COMBINE: Mapping[Any, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.MAX: torch.maximum,
     ReduceOp.MIN: torch.minimum,
 }
 
 
-def combined(tensors: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+def combined(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """The sum, maximum or minimum of tensors, in their order. Raises RunError for another operation."""
     combine = next((function for known, function in _COMBINE.items() if op == known), None)
     if combine is None:
@@ -88,19 +80,17 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
         self.exchange: TensorExchange | None = None
         describe_group(self, "tensor ranks", rank)
 
-    def begin_exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+    def begin_exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         """See `TensorExchange`."""
         if self.exchange is None:
             raise RunError("the tensor ranks exchange tensors outside of a generation")
         return self.exchange(parts, shapes)
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather_all(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, of one shape."""
         return self.begin_exchange([tensor.contiguous()] * self.size())()
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> Pending:
+    def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> Pending:
         """Start the all-reduce of tensors, in place; `wait` of the returned object completes it."""
         op = ReduceOp.SUM if options is None else options.reduceOp
         finishing = [self._begin_sum(tensor, op) for tensor in tensors]
@@ -111,7 +101,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
 
         return Pending(finish)
 
-    def _begin_sum(self, tensor: torch.Tensor, op: Any) -> Callable[[], None]:
+    def _begin_sum(self, tensor: Tensor, op: Any) -> Callable[[], None]:
         flat, size, is_average = tensor.detach().reshape(-1), self.size(), op == ReduceOp.AVG
         # Two ranks send as many bytes in one step as in two.
         in_parts = size > 2 and len(flat) >= SMALL
@@ -134,7 +124,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
         (entries,), (tensor,) = outputs, tensors
         return self._fill(entries, [tensor.detach().contiguous()] * self.size())
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, options: Any = None) -> Pending:
         return self.allgather([output.view(self.size(), *tensor.shape).unbind()], [tensor])
 
     def reduce_scatter(self, outputs: Any, tensors: Any, options: Any = None) -> Pending:
@@ -143,7 +133,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
         exchanged = self.begin_exchange([part.detach().contiguous() for part in parts], [output.shape] * self.size())
         return Pending(lambda: output.copy_(combined(exchanged(), op)))
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> Pending:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any = None) -> Pending:
         return self.reduce_scatter([output], [tensor.view(self.size(), *output.shape).unbind()], options)
 
     def all_to_all_single(
@@ -155,7 +145,7 @@ class TensorGroup(AnyGroup):  # type: ignore[misc]
 
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
-    def _fill(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Pending:
+    def _fill(self, outputs: Sequence[Tensor], parts: Sequence[Tensor]) -> Pending:
         exchanged = self.begin_exchange(parts, [output.shape for output in outputs])
 
         def finish() -> None:

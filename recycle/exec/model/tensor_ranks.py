@@ -25,7 +25,9 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from torch import Tensor
 from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
+from torch.nn import Module, Parameter
 
 from recycle import megatron_versions
 from recycle.errors import RunError
@@ -39,7 +41,7 @@ def groups_with_shared_experts() -> ProcessGroupCollection:
     return groups
 
 
-def prepare_mixtures(part: torch.nn.Module) -> None:
+def prepare_mixtures(part: Module) -> None:
     """Prepare each mixture of experts of a part for tensor ranks that all have all tokens."""
     for module in part.modules():
         if isinstance(module, MoELayer):
@@ -49,22 +51,22 @@ def prepare_mixtures(part: torch.nn.Module) -> None:
                 module.token_dispatcher.__class__ = _OwnExpertsDispatcher
 
 
-def own_expert_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def own_expert_parameters(part: Module) -> set[Parameter]:
     shared = [layer for layer in _mixtures(part) if layer.ep_group.size() > 1]
     return {parameter for layer in shared for parameter in layer.experts.parameters()}
 
 
-def first_expert(part: torch.nn.Module) -> int:
+def first_expert(part: Module) -> int:
     """Number, within its layer, of the first expert of each mixture in a part."""
-    return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
+    return next((layer.local_expert_indices[0] for layer in _mixtures(part)), 0)
 
 
-def _mixtures(part: torch.nn.Module) -> list[BaseMoELayer]:
+def _mixtures(part: Module) -> list[BaseMoELayer]:
     return [module for module in part.modules() if isinstance(module, BaseMoELayer)]
 
 
 class _WholeSequencesLayer(MoELayer):  # type: ignore[misc]
-    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
         # All tensor ranks get the same gradient of the whole sequences, so each keeps its part of it.
         whole = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         output, bias = super().forward(whole, *arguments, **named)
@@ -72,15 +74,15 @@ class _WholeSequencesLayer(MoELayer):  # type: ignore[misc]
 
 
 class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
-    def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
+    def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> Any:
         return (
             copy_to_tensor_model_parallel_region(hidden_states, self.ep_group),
             copy_to_tensor_model_parallel_region(probs, self.ep_group),
         )
 
-    def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def token_combine(self, hidden_states: Tensor) -> Tensor:
         wide = hidden_states.to(self.local_probs.dtype)
-        summed: torch.Tensor = reduce_from_tensor_model_parallel_region(wide, self.ep_group)
+        summed: Tensor = reduce_from_tensor_model_parallel_region(wide, self.ep_group)
         return summed.to(hidden_states.dtype)
 
 
@@ -99,7 +101,7 @@ def enable_sequence_parallel(part: Any) -> None:
             module.allreduce_dgrad = False
 
 
-def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def sequence_split_parameters(part: Module) -> set[Parameter]:
     """Parameters that all tensor ranks use on their part of the sequences: all except positions and mixtures.
 
     A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
@@ -114,19 +116,19 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     return set(part.parameters()) - positions - whole
 
 
-def gather_sequences(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def gather_sequences(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
     whole = tensor.new_empty(len(tensor) * group.size(), *tensor.shape[1:])
     all_gather_into_tensor(whole, tensor.detach().contiguous(), group)
     return whole
 
 
-def begin_reduce_scatter(tensor: torch.Tensor, group: ProcessGroup) -> Callable[[], torch.Tensor]:
+def begin_reduce_scatter(tensor: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
     part = tensor.new_empty(len(tensor) // group.size(), *tensor.shape[1:])
     pending = reduce_scatter_tensor(part, tensor.detach().contiguous(), group=group, async_op=True)
 
-    def finish() -> torch.Tensor:
+    def finish() -> Tensor:
         pending.wait()
         return part
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.mlp import MLP
+from torch import Tensor
+from torch.nn import Module, Parameter
 
 from recycle.errors import JobError
 from recycle.exec.model.attention import CausalAttention
@@ -38,7 +40,7 @@ _LAYER_NUMBER = re.compile(rf"^(?!{_PREDICTION})(?:.*\.)?{LAYERS}\.([0-9]+)\.")
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 _ZEROS = ("bias", "softmax_offset", "centered_weight")
 """Endings of the names of vectors that start at 0; others start at 1."""
-_CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
+_CUT: Mapping[type[Module], Mapping[str, int]] = {
     ColumnParallelLinear: {"weight": 0, "bias": 0},
     RowParallelLinear: {"weight": 1},
     VocabParallelEmbedding: {"weight": 0},
@@ -51,12 +53,12 @@ parameters that it initializes itself.
 """
 
 
-def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, torch.nn.Module]]:
+def layers_of(part: Module, first_layer: int) -> dict[str, tuple[str, Module]]:
     """The layers of a part: name in the part -> (name in the whole model, layer); {} if none are found.
 
     A list named "layers" counts from the first layer of the part; a dict of that name has the whole model's names.
     """
-    layers: dict[str, tuple[str, torch.nn.Module]] = {}
+    layers: dict[str, tuple[str, Module]] = {}
     for name, module in part.named_modules():
         if name.rpartition(".")[2] != LAYERS or any(name.startswith(f"{layer}.") for layer in layers):
             continue
@@ -69,12 +71,12 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
     return layers
 
 
-def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
+def global_names(part: Any, first_layer: int) -> dict[str, Parameter]:
     """The parameters of a part by name in the whole model, where layers and experts count from 0."""
     layers = layers_of(part, first_layer)
     is_tied = getattr(part, "share_embeddings_and_output_weights", False)
     expert = first_expert(part)
-    names: dict[str, torch.nn.Parameter] = {}
+    names: dict[str, Parameter] = {}
     for name, parameter in part.named_parameters():
         for inside, (outside, _) in layers.items():
             if name.startswith(f"{inside}."):
@@ -88,25 +90,28 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
     return names
 
 
-def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bool, bool], head: int) -> dict[str, int]:
-    """The unit of the model that each parameter of a part belongs to (see `recycle.plans.hosting`).
+def units_of(names: Iterable[str], layers: Sequence[int], stage: int) -> dict[str, int]:
+    """The unit of the model that each parameter of a stage belongs to (see `recycle.plans.hosting`).
 
     Parameters outside of layers belong to the embedding on the first stage and to the head on the last stage. If a
     stage is both, parameters before the layers belong to the embedding and others to the head. On any other stage they
     belong to its first layer. Raises JobError if a middle stage without layers has parameters.
+
+    Args:
+        layers: of each stage.
     """
-    is_first, is_last = ends
+    first_layer, is_last = sum(layers[:stage]), stage == len(layers) - 1
     units, is_after_layers = dict[str, int](), False
     for name in names:
         match = _LAYER_NUMBER.search(name)
         number = int(match[1]) if match is not None else -1
-        if first_layer <= number < first_layer + layers:
+        if first_layer <= number < first_layer + layers[stage]:
             units[name], is_after_layers = number + 1, True
-        elif is_first and not (is_last and is_after_layers):
+        elif stage == 0 and not (is_last and is_after_layers):
             units[name] = 0
         elif is_last:
-            units[name] = head
-        elif layers:
+            units[name] = sum(layers) + 1
+        elif layers[stage]:
             units[name] = first_layer + 1
         else:
             raise JobError(
@@ -115,7 +120,7 @@ def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bo
     return units
 
 
-def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
+def cut_dimensions(part: Any) -> dict[Parameter, int]:
     """Parameters of a part that are split into T equal parts -> the split dimension."""
     return {
         parameter: cut[name]
@@ -127,7 +132,7 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
     }
 
 
-def per_head_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def per_head_parameters(part: Module) -> set[Parameter]:
     """Parameters that all tensor ranks use for their own heads, with partial gradients: norms of queries and keys."""
     return {
         parameter
@@ -137,7 +142,7 @@ def per_head_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     }
 
 
-def gated_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def gated_parameters(part: Module) -> set[Parameter]:
     """Parameters made of two stacked halves, gate and factor, which tensor ranks split separately."""
     layers = [module.linear_fc1 for module in part.modules() if isinstance(module, MLP)]
     return {
@@ -149,7 +154,7 @@ def gated_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     }
 
 
-def mark_row_blocks(part: torch.nn.Module) -> None:
+def mark_row_blocks(part: Module) -> None:
     """Mark the matrices of queries, keys and values, and of gated layers, by `ROW_BLOCKS`."""
     for parameter in gated_parameters(part):
         setattr(parameter, ROW_BLOCKS, (1, (len(parameter) // 2, len(parameter) // 2)))
@@ -161,14 +166,14 @@ def mark_row_blocks(part: torch.nn.Module) -> None:
             setattr(attention.linear_qkv.weight, ROW_BLOCKS, (groups, (queries, size, size)))
 
 
-def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> torch.Tensor:
+def part_of(whole: Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> Tensor:
     """The part of tensor rank `rank` of `count` of a parameter split along a dimension, each half separately."""
     return torch.cat([half.chunk(count, dimension)[rank] for half in whole.chunk(halves, 0)])
 
 
 @torch.no_grad()
 def initialise(
-    part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
+    part: Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
     """Draw every parameter by its global name, on the CPU: matrices normal, biases and sinks 0, norm weights 1."""
     general: Any = model.config.get("init_method_std", INITIAL_DEVIATION)
@@ -193,11 +198,11 @@ def initialise(
             parameter.fill_(0.0 if name.endswith(_ZEROS) else 1.0)
 
 
-def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
+def named_weights(part: Module) -> dict[str, Tensor]:
     return {name: piece for name, _, piece in _pieces(part, 0)}
 
 
-def _pieces(part: torch.nn.Module, first_layer: int) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+def _pieces(part: Module, first_layer: int) -> Iterator[tuple[str, Parameter, Tensor]]:
     halves = gated_parameters(part)
     for name, parameter in global_names(part, first_layer).items():
         pieces = zip(HALVES, parameter.chunk(2), strict=True) if parameter in halves else [("", parameter)]
@@ -207,12 +212,7 @@ def _pieces(part: torch.nn.Module, first_layer: int) -> Iterator[tuple[str, torc
 
 @torch.no_grad()
 def read_weights(
-    part: torch.nn.Module,
-    checkpoint: Path,
-    first_layer: int,
-    tensor_rank: int,
-    tensor_parallel: int,
-    prefix: str = "",
+    part: Module, checkpoint: Path, first_layer: int, tensor_rank: int, tensor_parallel: int, prefix: str = ""
 ) -> None:
     """Copy a checkpoint's parameters into a part, one at a time, reading only this tensor rank's share.
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from recycle.errors import RecycleError
 from recycle.ir.communicators import Lane as Lane
@@ -19,8 +20,15 @@ from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Worker
 
-Pending = Callable[[], torch.Tensor]
+Pending = Callable[[], Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
+MessageSpec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of the activations that stages pass on, and of the gradients that return."""
+
+
+Shapes = Sequence[torch.Size]
+Exchanging = Callable[[], list[Tensor]]
+"""An exchange of tensors that has begun: calling it waits, and returns what each tensor rank sent to this one."""
 
 
 class LinkStats(NamedTuple):
@@ -64,25 +72,25 @@ class Transport(Protocol):
         Peers are at most one iteration apart, so tensors sent two iterations ago have been delivered.
         """
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         """Start sending and return. The tensor must not be written during this iteration and the next."""
 
     def receive(self, instruction: Transfer) -> Pending:
         """The posted receive of `instruction`; posts it if necessary."""
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
+    def reduce(self, stage: int, buffers: Sequence[Tensor], bucket: int | None = None) -> None:
         """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
         With a bucket, only starts the sum; do not use its buffers until the sum of bucket None, the last, returns.
         """
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         """Sum the parts of a stage's gradients over its hosts, each in place on the owners of its shard.
 
         Each of `buffers` has the parts of all shards, in order. Parts on other hosts are undefined afterwards.
         """
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         """Fill the parts of shards that this worker does not own from their first owners, and send its own parts.
 
         The parts of all shards, in order, are views of one buffer.

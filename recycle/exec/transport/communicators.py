@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from recycle.job.footprint import COMMUNICATORS
 
@@ -36,29 +36,29 @@ class Communicator:
         self._starting = 0
         self._works: deque[Any] = deque()
 
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
+    def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Any:
         return self._begin(self.backend.send, tensors, rank, tag)
 
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
+    def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Any:
         return self._begin(self.backend.recv, tensors, rank, tag)
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
         return self._begin(self.backend.allreduce, tensors, *(() if options is None else (options,)))
 
-    def reduce(self, tensors: list[torch.Tensor], root: int) -> Any:
+    def reduce(self, tensors: list[Tensor], root: int) -> Any:
         options = dist.ReduceOptions()
         options.rootRank = root
         return self._begin(self.backend.reduce, tensors, options)
 
-    def broadcast(self, tensors: list[torch.Tensor], root: int) -> Any:
+    def broadcast(self, tensors: list[Tensor], root: int) -> Any:
         options = dist.BroadcastOptions()
         options.rootRank = root
         return self._begin(self.backend.broadcast, tensors, options)
 
-    def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Any:
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> Any:
         return self._begin(self.backend.allgather, outputs, tensors)
 
-    def alltoall(self, outputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor]) -> Any:
         return self._begin(self.backend.alltoall, outputs, tensors)
 
     def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:

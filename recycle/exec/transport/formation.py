@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
@@ -33,8 +33,7 @@ AT_ONCE = 4
 """Communicators that a process forms at the same time. NCCL hangs more often the more there are (NCCL issue 2379)."""
 
 
-@dataclass(frozen=True)
-class NeededCommunicator:
+class NeededCommunicator(NamedTuple):
     """A communicator that a generation needs.
 
     Attributes:
@@ -56,8 +55,10 @@ def formation_order(
     lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]], copies: Collection[Lane] = ()
 ) -> list[NeededCommunicator]:
     """Communicators of lanes, of copies and of sums over several hosts, in the order in which they form."""
-    wanted: list[tuple[str, tuple[Worker, ...], tuple[Lane, ...], tuple[int, ...]]] = [
-        (purpose, of_lanes[0] if len(of_lanes) == 1 else tuple(sorted({*chain(*of_lanes)})), of_lanes, ())
+    wanted = [
+        NeededCommunicator(
+            0, purpose, of_lanes[0] if len(of_lanes) == 1 else tuple(sorted({*chain(*of_lanes)})), of_lanes
+        )
         for purpose, shared in (
             (LANE, share_communicators(lanes)),
             (COPY, share_communicators({*copies} - {*lanes}, COPIES)),
@@ -68,17 +69,16 @@ def formation_order(
     for number, members in sorted(hosts.items()):
         if len(members) > 1:
             sums.setdefault(tuple(sorted(members)), []).append(number)
-    wanted += [(SUM, members, (), tuple(numbers)) for members, numbers in sums.items()]
+    wanted += [NeededCommunicator(0, SUM, members, sums=tuple(numbers)) for members, numbers in sums.items()]
     # Lanes within a pipeline get early rounds: they must re-form after a failure inside an iteration, while re-routed
     # lanes may still exist from an earlier failure.
+    wanted.sort(key=lambda item: (not item.lanes, item.members[0].pipeline != item.members[1].pipeline, item))
     begun: Counter[tuple[Worker, int]] = Counter()
     needed = []
-    for purpose, members, of_lanes, numbers in sorted(
-        wanted, key=lambda item: (not item[2], item[1][0].pipeline != item[1][1].pipeline, *item)
-    ):
-        free = next(turn for turn in count() if all(begun[worker, turn] < AT_ONCE for worker in members))
-        begun.update((worker, free) for worker in members)
-        needed.append(NeededCommunicator(free, purpose, members, of_lanes, numbers))
+    for item in wanted:
+        free = next(turn for turn in count() if all(begun[worker, turn] < AT_ONCE for worker in item.members))
+        begun.update((worker, free) for worker in item.members)
+        needed.append(item._replace(round=free))
     # Neighbors (0, 1), (2, 3), ... form before (1, 2), (3, 4), ..., else each pair waits for the one before.
     return sorted(
         needed, key=lambda item: (item.round, item.purpose, min(w.rank for w in item.members) % 2, item.members)

@@ -14,32 +14,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
 from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
-from recycle.exec.transport.base import LinkStats, TransportError, Unreachable
-from recycle.exec.transport.connections import (
-    Connection,
-    give_up_after,
-    listening_ports,
-    open_sockets,
-    own_connections,
-)
+from recycle.exec.transport.base import Exchanging, LinkStats, Shapes, TransportError, Unreachable
+from recycle.exec.transport.connections import Connection, give_up_after, listening_ports, open_sockets, own_connections
 from recycle.exec.transport.formation import FormingStore
-from recycle.exec.transport.groups import (
-    STATE_TAG,
-    GroupsOfGeneration,
-    GroupTransport,
-    received_parts,
-)
+from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, received_parts
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
@@ -132,7 +122,7 @@ class GlooTransport(GroupTransport):
         else:
             work.wait(timedelta(seconds=seconds))
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Worker, tensor: Tensor, tag: int) -> Any:
         self._require_unbroken()
         if peer not in self._lanes:
             self._lanes[peer] = self._lane(peer)
@@ -187,7 +177,7 @@ class GlooTransport(GroupTransport):
                 stats.append(LinkStats(self._groups.process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
         return stats
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._bucket_sums.setdefault(stage, [])
@@ -211,7 +201,7 @@ class GlooTransport(GroupTransport):
 
         self._run_and_settle(finish)
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         if self._sum_of(stage) is not None:
             self._run_and_settle(partial(self._sharded(stage).gather, parts))
 
@@ -225,9 +215,7 @@ class GlooTransport(GroupTransport):
             self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._await_work
         )
 
-    def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         self._require_unbroken()
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
@@ -235,17 +223,13 @@ class GlooTransport(GroupTransport):
         received = received_parts(parts, shapes)
         received[own] = parts[own]
 
-        def start(call: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        def start(call: Any, tensors: Sequence[Tensor]) -> list[Any]:
             return [self._try(partial(call, [tensors[rank]], rank, tag)) for rank in others if tensors[rank].numel()]
 
         works = [*start(self._tensor.recv, received), *start(self._tensor.send, parts)]
 
-        def all_done() -> None:
-            for work in works:
-                self._await_work(work)
-
-        def pending() -> list[torch.Tensor]:
-            self._wait_in_thread(all_done)
+        def pending() -> list[Tensor]:
+            self._wait_in_thread(partial(self._finish, works))
             return received
 
         return pending

@@ -17,13 +17,17 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from torch import Tensor
 
 from recycle.errors import RecycleError, first_line
 from recycle.exec.transport.base import (
+    Exchanging,
     Lane,
     LinkStats,
+    MessageSpec,
     Pending,
     PostedReceives,
+    Shapes,
     TransportError,
     Unreachable,
     lane_places,
@@ -59,7 +63,7 @@ class GroupsOfGeneration:
     role: Worker
     members: Sequence[Worker]
     hosts: Mapping[int, Sequence[Worker]]
-    message: tuple[tuple[int, ...], torch.dtype]
+    message: MessageSpec
     lanes: Collection[Lane] = ()
     processes: Mapping[Worker, Worker] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
@@ -99,7 +103,7 @@ class GroupTransport(ABC):
         self._patience = math.inf
         self._failure: RecycleError | None = None
         self._iteration = 0
-        self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
+        self._sent: dict[Worker, deque[tuple[int, Any, Tensor]]] = {}
         self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
         self._places: dict[Instruction, int] = {}
         self._bucket_sums: dict[int, list[Any]] = {}
@@ -136,12 +140,12 @@ class GroupTransport(ABC):
     def _posted_ahead(self) -> int:
         return POSTED_AHEAD
 
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_receive(self, peer: Worker, tensor: Tensor, tag: int) -> Any:
         self._require_unbroken()
         group, rank = self._incoming[peer]
         return self._try(partial(group.recv, [tensor], rank, tag))
 
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Worker, tensor: Tensor, tag: int) -> Any:
         self._require_unbroken()
         group, rank = self._outgoing[peer]
         return self._try(partial(group.send, [tensor], rank, tag))
@@ -162,7 +166,7 @@ class GroupTransport(ABC):
         peer = instruction.peer
         receiving = self._start_receive(peer, buffer, self._tag(instruction))
 
-        def pending() -> torch.Tensor:
+        def pending() -> Tensor:
             began = time.monotonic()
             try:
                 self._wait(receiving)
@@ -175,7 +179,7 @@ class GroupTransport(ABC):
 
         return pending
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         self._drop_sent(self._iteration - 2)
         tensor = tensor.contiguous()
         sending = self._start_send(instruction.peer, tensor, self._tag(instruction))
@@ -202,7 +206,7 @@ class GroupTransport(ABC):
         self._drop_sent(self._iteration - 2)
         return self._receives.take(instruction)
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
+    def reduce(self, stage: int, buffers: Sequence[Tensor], bucket: int | None = None) -> None:
         group, started = self._sum_of(stage), self._bucket_sums.setdefault(stage, [])
         if group is None:
             return
@@ -223,11 +227,11 @@ class GroupTransport(ABC):
         self._require_unbroken()
         return self._sums.get(stage)
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         """As `Transport.reduce_scatter`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         """As `Transport.gather`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
@@ -263,9 +267,7 @@ class GroupTransport(ABC):
 
         self._run_and_settle(partial(self._finish, works))
 
-    def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one type.
 
         The ranks send tensors of these shapes to this one; without `shapes` all tensors have one shape.
@@ -275,20 +277,20 @@ class GroupTransport(ABC):
         """
         raise NotImplementedError
 
-    def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
+    def send_state(self, peer: Worker, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self.begin_send_state(peer, tensor)()
 
-    def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
+    def receive_state(self, peer: Worker, tensors: Sequence[Tensor]) -> None:
         """Fill `tensors` from the peer's `send_state`."""
         for tensor in tensors:
             self.begin_receive_state(peer, tensor)()
 
-    def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_send_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         """Start to send `tensor`, which must not be written until the returned call has waited for it."""
         return partial(self._wait, self._start_send(peer, tensor.detach(), STATE_TAG))
 
-    def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_receive_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         """Start to fill `tensor` from the peer's `begin_send_state`; the returned call waits for it."""
         return partial(self._wait, self._start_receive(peer, tensor.detach(), STATE_TAG))
 
@@ -354,6 +356,6 @@ class GroupTransport(ABC):
         return TransportError(first_line(error))
 
 
-def received_parts(parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None) -> list[torch.Tensor]:
+def received_parts(parts: Sequence[Tensor], shapes: Shapes | None) -> list[Tensor]:
     """Tensors for what each tensor rank sends in an exchange."""
     return [part.new_empty(shapes[rank] if shapes is not None else part.shape) for rank, part in enumerate(parts)]

@@ -27,10 +27,11 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.device import DeviceState
-from recycle.exec.transport.base import Lane, TransportError, Unreachable
+from recycle.exec.transport.base import Exchanging, Lane, Shapes, TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
 from recycle.exec.transport.formation import AT_ONCE, LANE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, received_parts
@@ -98,7 +99,7 @@ class LaneTransport(GroupTransport):
         self._of_part: dict[int, CommunicatorPart] = {}
         self._failed_since = math.inf
         self._most_ahead = self._multiprocessors() // WAITING_SHARE // LANE_CTAS
-        self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[torch.Tensor]]]]] = {}
+        self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[Tensor]]]]] = {}
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
@@ -192,11 +193,10 @@ class LaneTransport(GroupTransport):
         while wait([idle], ERROR_SECONDS).not_done:
             self._communicators.mark_failed(self._has_failed)
             self._begin_abort(self._communicators.take_unfit())
-        self._await_aborts()
-        idle.result()
-
-    def _release_streams(self) -> None:
+        for ending in self._aborting:
+            ending.join()
         self._streams.keep_only({id(communicator) for communicator in self._communicators.held().values()})
+        idle.result()
 
     def _reusable(self) -> dict[CommunicatorKey, Communicator]:
         size = self._settings.tensor[1]
@@ -348,11 +348,11 @@ class LaneTransport(GroupTransport):
         self._scattering = {}
         super().begin(program, iteration)
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         self._communicators.forget_completed()
         super().send(instruction, tensor)
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[Tensor]], bucket: int | None = None) -> None:
         if self._sum_of(stage) is None:
             return
         sums, started = self._sharded(stage), self._scattering.setdefault(stage, [])
@@ -369,7 +369,7 @@ class LaneTransport(GroupTransport):
 
         self._run_and_settle(add_up)
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         if self._sum_of(stage) is None:
             return
         works = self._sharded(stage).gather(parts)
@@ -404,10 +404,10 @@ class LaneTransport(GroupTransport):
             self._host_side.form()
         return self._host_side
 
-    def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_send_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         return super().begin_send_state(peer, tensor.to(self._device))
 
-    def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+    def begin_receive_state(self, peer: Worker, tensor: Tensor) -> Callable[[], object]:
         buffer = tensor if tensor.device == self._device else torch.empty_like(tensor, device=self._device)
         pending = super().begin_receive_state(peer, buffer)
         if buffer is tensor:
@@ -419,9 +419,7 @@ class LaneTransport(GroupTransport):
 
         return finish
 
-    def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         first, is_one = parts[0], all(part is parts[0] for part in parts)
         parts = [part.to(self._device) for part in parts]
         received = received_parts(parts, shapes)
@@ -430,7 +428,7 @@ class LaneTransport(GroupTransport):
         else:
             work = self._try(lambda: self._tensor.alltoall(received, list(parts)))
 
-        def pending() -> list[torch.Tensor]:
+        def pending() -> list[Tensor]:
             self._try(lambda: self._await_work(work))
             return [tensor.to(first.device) for tensor in received]
 
@@ -449,11 +447,6 @@ class LaneTransport(GroupTransport):
         if backends:
             self._aborting.append(threading.Thread(target=self._abort, args=(backends,), daemon=True))
             self._aborting[-1].start()
-
-    def _await_aborts(self) -> None:
-        for ending in self._aborting:
-            ending.join()
-        self._release_streams()
 
     def close(self) -> None:
         """Abort the communicators that wait for a peer, and wait until the device is idle.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
 from recycle.exec.transport.base import LinkStats, Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
@@ -29,11 +29,11 @@ class Exchange:
         gathered: stages whose parameters are gathered in this iteration.
     """
 
-    lanes: dict[tuple[Worker, Worker, int], torch.Tensor] = field(default_factory=dict)
-    sums: dict[tuple[int, int | None], dict[Worker, list[list[torch.Tensor]]]] = field(default_factory=dict)
+    lanes: dict[tuple[Worker, Worker, int], Tensor] = field(default_factory=dict)
+    sums: dict[tuple[int, int | None], dict[Worker, list[list[Tensor]]]] = field(default_factory=dict)
     reduced: set[tuple[int, int | None]] = field(default_factory=set)
     owners: dict[int, Owners] = field(default_factory=dict)
-    weights: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
+    weights: dict[int, dict[Worker, list[Tensor]]] = field(default_factory=dict)
     gathered: set[int] = field(default_factory=set)
 
 
@@ -45,13 +45,13 @@ class LocalTransport:
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         self._places = lane_places(program)
 
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+    def send(self, instruction: Transfer, tensor: Tensor) -> None:
         self._exchange.lanes[(self._worker, instruction.peer, self._places[instruction])] = tensor
 
     def receive(self, instruction: Transfer) -> Pending:
         lane = (instruction.peer, self._worker, self._places[instruction])
 
-        def pending() -> torch.Tensor:
+        def pending() -> Tensor:
             if lane not in self._exchange.lanes:
                 raise TransportError(f"worker {self._worker}: nothing was sent for {instruction}")
             return self._exchange.lanes.pop(lane)
@@ -75,7 +75,7 @@ class LocalTransport:
 
     reduce_scatter = reduce
 
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, stage: int, parts: Sequence[Tensor]) -> None:
         if stage in self._exchange.gathered:
             return
         self._exchange.gathered.add(stage)

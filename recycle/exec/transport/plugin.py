@@ -76,7 +76,11 @@ class TransportPlugin(ABC):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        return own_device(local_index) if cls.takes_gpus else torch.device("cpu")
+        """The device of a process by its place on the machine; a GPU becomes the current one, for libraries."""
+        device = gpu_or_cpu(local_index) if cls.takes_gpus else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
 
     @classmethod
     def gpus(cls) -> list[str]:
@@ -128,14 +132,6 @@ def gpu_or_cpu(local_index: int = 0) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_index % torch.cuda.device_count())
-
-
-def own_device(local_index: int) -> torch.device:
-    """As `gpu_or_cpu`, and the current device of this process: libraries use it by default."""
-    device = gpu_or_cpu(local_index)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
 
 
 def visible_gpus() -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recycle.exec.transport.communicators import Communicator
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -40,7 +41,7 @@ class ShardedSums:
         self._group, self._rank, self._owners, self._givers, self._wait = group, rank, owners, givers, wait
         self._peers = [peer for peer in range(size) if peer != rank]
 
-    def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> None:
+    def reduce_scatter(self, parts: Sequence[Tensor]) -> None:
         """Sum the parts in place; returns when the sums are complete and everything is sent."""
         sent, received, own_shards = list[Any](), list[Any](), list[int]()
         for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
@@ -49,16 +50,16 @@ class ShardedSums:
                 own_shards.append(shard)
                 continue
             for number, piece in enumerate(_pieces(part)):
-                sent.append(self._send(piece, first, shard, number, _REDUCE))
+                sent.append(self._group.send([piece], first, _tag(shard, number, _REDUCE)))
                 if self._rank in others:
                     # The first owner sends the sum only after it has received all of this part.
-                    received.append(self._receive(piece, first, shard, number, _SUM))
+                    received.append(self._group.recv([piece], first, _tag(shard, number, _SUM)))
         for shard in own_shards:
             sent += self._add_up(shard, parts[shard])
         for work in [*received, *sent]:
             self._wait(work)
 
-    def _add_up(self, shard: int, part: torch.Tensor) -> list[Any]:
+    def _add_up(self, shard: int, part: Tensor) -> list[Any]:
         pieces = _pieces(part)
         scratch = [
             [torch.empty_like(pieces[0]) for _ in self._peers] if pieces else []
@@ -70,7 +71,7 @@ class ShardedSums:
             size = len(pieces[number])
             receives.append(
                 [
-                    self._receive(into[:size], peer, shard, number, _REDUCE)
+                    self._group.recv([into[:size]], peer, _tag(shard, number, _REDUCE))
                     for peer, into in zip(self._peers, scratch[number % AWAITED], strict=True)
                 ]
             )
@@ -82,36 +83,31 @@ class ShardedSums:
             for work, other in zip(receives[number], scratch[number % AWAITED], strict=True):
                 self._wait(work)
                 piece.add_(other[: len(piece)])
-            sent += [self._send(piece, owner, shard, number, _SUM) for owner in self._owners[shard][1:]]
+            sent += [self._group.send([piece], owner, _tag(shard, number, _SUM)) for owner in self._owners[shard][1:]]
             if number + AWAITED < len(pieces):
                 expect(number + AWAITED)
         return sent
 
-    def gather(self, parts: Sequence[torch.Tensor]) -> None:
+    def gather(self, parts: Sequence[Tensor]) -> None:
         """Fill the parts that this host does not own; returns when all transfers are done."""
         works = []
         for shard, (part, owners) in enumerate(zip(parts, self._givers, strict=True)):
             for number, piece in enumerate(_pieces(part)):
                 if owners[0] == self._rank:
                     takers = (peer for peer in self._peers if peer not in owners)
-                    works += [self._send(piece, peer, shard, number, _GATHER) for peer in takers]
+                    works += [self._group.send([piece], peer, _tag(shard, number, _GATHER)) for peer in takers]
                 elif self._rank not in owners:
-                    works.append(self._receive(piece, owners[0], shard, number, _GATHER))
+                    works.append(self._group.recv([piece], owners[0], _tag(shard, number, _GATHER)))
         for work in works:
             self._wait(work)
 
-    def _send(self, piece: torch.Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
-        return self._group.send([piece], peer, self._tag(shard, number, purpose))
 
-    def _receive(self, piece: torch.Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
-        return self._group.recv([piece], peer, self._tag(shard, number, purpose))
-
-    def _tag(self, shard: int, number: int, purpose: int) -> int:
-        """Iterations share tags, because messages with one tag arrive in the order in which they were sent."""
-        return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
+def _tag(shard: int, number: int, purpose: int) -> int:
+    """Iterations share tags, because messages with one tag arrive in the order in which they were sent."""
+    return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
 
 
-def _pieces(part: torch.Tensor) -> list[torch.Tensor]:
+def _pieces(part: Tensor) -> list[Tensor]:
     return [piece for piece in torch.split(part, SHARD_PIECE) if piece.numel()]
 
 
@@ -148,7 +144,7 @@ class RootedSums:
     rank: Callable[[Communicator, Worker], int]
     attempt: Callable[[Callable[[], Any]], Any]
 
-    def reduce(self, parts: Sequence[torch.Tensor]) -> list[Any]:
+    def reduce(self, parts: Sequence[Tensor]) -> list[Any]:
         """Begin to sum the parts of all shards, each in place on its first owner."""
         return [
             self._begin(self.hosts.reduce, part, self.hosts, owners[0])
@@ -156,7 +152,7 @@ class RootedSums:
             if part.numel()
         ]
 
-    def broadcast(self, parts: Sequence[torch.Tensor]) -> list[Any]:
+    def broadcast(self, parts: Sequence[Tensor]) -> list[Any]:
         """Begin to send the sums to the other owners; later work on the device waits for them."""
         return [
             self._begin(group.broadcast, part, group, owners[0])
@@ -164,7 +160,7 @@ class RootedSums:
             if part.numel() and group is not None
         ]
 
-    def gather(self, parts: Sequence[torch.Tensor]) -> list[Any]:
+    def gather(self, parts: Sequence[Tensor]) -> list[Any]:
         """Begin to fill the parts that this host does not have."""
         works = []
         for part, givers in zip(parts, self.givers, strict=True):
@@ -177,6 +173,6 @@ class RootedSums:
         return works
 
     def _begin(
-        self, operation: Callable[[list[torch.Tensor], int], Any], part: torch.Tensor, group: Communicator, root: Worker
+        self, operation: Callable[[list[Tensor], int], Any], part: Tensor, group: Communicator, root: Worker
     ) -> Any:
         return self.attempt(lambda: operation([part], self.rank(group, root)))

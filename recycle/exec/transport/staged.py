@@ -6,13 +6,15 @@ device, so nothing overlaps: use NCCL for speed. On a CPU the same code copies b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from recycle.exec.ports import refusal_of_gloo
+from recycle.exec.transport.base import Exchanging, Shapes
 from recycle.exec.transport.gloo import Gloo, GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
@@ -39,18 +41,18 @@ class StagedTransport(GlooTransport):
     def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
         super().__init__(settings, groups)
         self._device = settings.device
-        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _start_send(self, peer: Any, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_send(self, peer: Any, tensor: Tensor, tag: int) -> Any:
         sending = super()._start_send(peer, copy := _host_copy(tensor), tag)
         sending.copy = copy  # gloo does not keep it alive
         return sending
 
-    def _start_receive(self, peer: Any, tensor: torch.Tensor, tag: int) -> Any:
+    def _start_receive(self, peer: Any, tensor: Tensor, tag: int) -> Any:
         copy = _host_buffer(tensor)
         return _Receive(super()._start_receive(peer, copy, tag), copy, tensor)
 
@@ -58,7 +60,7 @@ class StagedTransport(GlooTransport):
         self._copies = {}
         super().begin(program, iteration)
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
+    def reduce(self, stage: int, buffers: Sequence[Tensor], bucket: int | None = None) -> None:
         if self._sum_of(stage) is None:
             return
         copies = self._copies.setdefault(stage, [])
@@ -68,9 +70,7 @@ class StagedTransport(GlooTransport):
             for buffer, copy in self._copies.pop(stage):
                 buffer.copy_(copy)
 
-    def exchange(
-        self, parts: Sequence[torch.Tensor], shapes: Sequence[torch.Size] | None = None
-    ) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Shapes | None = None) -> Exchanging:
         pending = super().exchange([_host_copy(part) for part in parts], shapes)
         return lambda: [part.to(self._device) for part in pending()]
 
@@ -80,7 +80,7 @@ class StagedTransport(GlooTransport):
 
 
 class _Receive:
-    def __init__(self, work: Any, copy: torch.Tensor, tensor: torch.Tensor) -> None:
+    def __init__(self, work: Any, copy: Tensor, tensor: Tensor) -> None:
         self._work, self._copy, self._tensor = work, copy, tensor
 
     def is_completed(self) -> bool:
@@ -91,9 +91,9 @@ class _Receive:
         self._tensor.copy_(self._copy)
 
 
-def _host_buffer(tensor: torch.Tensor) -> torch.Tensor:
+def _host_buffer(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
 
 
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+def _host_copy(tensor: Tensor) -> Tensor:
     return _host_buffer(tensor).copy_(tensor)

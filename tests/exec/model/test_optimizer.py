@@ -13,7 +13,7 @@ from recycle.exec.model.state import optimizer as module
 from recycle.exec.model.state.accumulate import ExactSum, FastSum, FlatLayout, grid_exponent
 from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.exec.model.state.optimizer import Mean, StateNames, StoredNames, UnitOptimizer
-from recycle.exec.model.state.rules import ROW_BLOCKS, Rules
+from recycle.exec.model.state.rules import ROW_BLOCKS, rules_of
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import GroupSection, TrainSection
 
@@ -31,7 +31,8 @@ def parameters() -> list[torch.nn.Parameter]:
 def unit(
     held: list[torch.nn.Parameter], working_type: torch.dtype = torch.float32, train: TrainSection = TRAIN
 ) -> UnitOptimizer:
-    return UnitOptimizer(dict(zip(NAMES, held, strict=True)), Rules(train), working_type)
+    named = dict(zip(NAMES, held, strict=True))
+    return UnitOptimizer(named, rules_of(train, named), working_type)
 
 
 def gradients(step: int) -> list[torch.Tensor]:
@@ -152,7 +153,7 @@ def test_muon_takes_matrices_in_one_parameter_by_themselves(groups, rows):
     kinds = torch.tensor([kind for kind, count in enumerate(rows) for _ in range(count)]).repeat(groups)
     plain = [torch.nn.Parameter(whole.data[kinds == kind].clone()) for kind in range(len(rows))]
     train = replace_keys(TRAIN, optimizer="muon")
-    optimizer = UnitOptimizer({"layers.0.several": whole}, Rules(train))
+    optimizer = UnitOptimizer(named := {"layers.0.several": whole}, rules_of(train, named))
     reference = torch.optim.Muon(plain, weight_decay=0.1, **SCALED)
     for iteration in range(4):
         gradient = torch.randn(whole.shape, generator=torch.Generator().manual_seed(iteration))
@@ -170,9 +171,7 @@ def test_state_holds_only_the_tensors_of_the_optimizers():
     """8 bytes per parameter of Muon's, 12 of AdamW's, and names by which a checkpoint restores them."""
     train = replace_keys(TRAIN, optimizer="muon")
     optimizer = unit(held := parameters(), torch.bfloat16, train)
-    names = StoredNames({}, []).between(
-        dict(zip(NAMES, SHAPES, strict=True)), dict(zip(NAMES, optimizer.layout.offsets, strict=True)), 0, 320
-    )
+    names = StoredNames({}, []).between(NAMES, optimizer.layout, 0, 320)
     attach(optimizer, lambda _, out: out.fill_(1.0), names)
     optimizer.step(0, 1.0)
     named = optimizer.named_state(optimizer.state_tensors())

@@ -14,7 +14,7 @@ from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, PartialSum
 from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
 from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
-from recycle.exec.model.state.rules import Rules
+from recycle.exec.model.state.rules import rules_of
 from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.local_stages import LocalStages
@@ -53,12 +53,19 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     ends = [0, sums.layout.size]
     return ShardedOptimizer(
-        parameters(), GATED, JoinedSums([PartialSum(sums)], DIVISOR), Rules(TRAIN), working, 10, count, ends
+        parameters(),
+        GATED,
+        JoinedSums([PartialSum(sums)], DIVISOR),
+        rules_of(TRAIN, parameters()),
+        working,
+        10,
+        count,
+        ends,
     )
 
 
 def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
-    whole = UnitOptimizer(parameters(), Rules(TRAIN), working)
+    whole = UnitOptimizer(parameters(), rules_of(TRAIN, parameters()), working)
     mean = JoinedSums([PartialSum(sums)], DIVISOR).mean
     whole.attach(mean, 0, torch.empty_like(whole.parameters), StateNames({}, {}))
     return whole
@@ -89,7 +96,7 @@ def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:
     ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
     cuts = [0, *(end for _, end in ends.values())]
     ordered = {name: parameters()[name] for name in UNIT_ORDER}
-    shards = ShardedOptimizer(ordered, GATED, joined_sums, Rules(TRAIN), working, 12, 3, cuts)
+    shards = ShardedOptimizer(ordered, GATED, joined_sums, rules_of(TRAIN, parameters()), working, 12, 3, cuts)
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
@@ -218,9 +225,9 @@ def test_worker_keeps_units_until_new_stages_are_confirmed():
 
 def test_parameters_outside_of_layers_belong_to_the_ends():
     names = ["embedding.weight", "decoder.layers.0.w", "decoder.layers.1.w", "decoder.norm", "output_layer.weight"]
-    assert units_of(names, 0, 2, (True, True), 3) == dict(zip(names, (0, 1, 2, 3, 3), strict=True))
-    assert units_of(["embedding.weight", "layers.0.w", "scale"], 0, 1, (True, False), 3)["scale"] == 0
-    assert units_of(["embedding.weight", "layers.1.w"], 1, 1, (False, True), 3)["embedding.weight"] == 3
-    assert units_of(["scale"], 4, 2, (False, False), 9) == {"scale": 5}
+    assert units_of(names, [2], 0) == dict(zip(names, (0, 1, 2, 3, 3), strict=True))
+    assert units_of(["embedding.weight", "layers.0.w", "scale"], [1, 1], 0)["scale"] == 0
+    assert units_of(["embedding.weight", "layers.1.w"], [1, 1], 1)["embedding.weight"] == 3
+    assert units_of(["scale"], [4, 2, 2], 1) == {"scale": 5}
     with pytest.raises(JobError, match="without layers"):
-        units_of(["scale"], 4, 0, (False, False), 9)
+        units_of(["scale"], [4, 0, 4], 1)

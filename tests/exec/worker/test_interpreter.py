@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recycle import MicroBatch, Schedule, Shape, Worker, check
-from recycle.exec.model.stage import ReplicatedState
+from recycle.exec.model.stage import StateLayout
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients, parse_instruction
@@ -45,7 +45,7 @@ def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that a worker's interpreter requests from its transport, in order."""
     asked = []
     transport = SimpleNamespace(reduce=lambda group, *_: asked.append(group))
-    layout = SimpleNamespace(reduce=lambda *given: ReplicatedState.reduce(None, *given))
+    layout = SimpleNamespace(reduce=lambda *given: StateLayout.reduce(None, *given))
     stages = {
         index: SimpleNamespace(index=index, gradient_bucket=lambda *_: [], tied_buffers=list, layout=layout)
         for index in schedule.stages_of(worker)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from recycle.errors import first_line
 from recycle.job.footprint import ON_CPU, ON_GPU
@@ -37,7 +38,7 @@ class FlatLayout:
             self.offsets.append(self.size)
             self.size += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors in `flat` [at least size], each in its own shape."""
         return [
             flat[offset : offset + shape.numel()].view(shape)
@@ -52,12 +53,11 @@ class FlatLayout:
             for begin in range(0, shape.numel(), elements)
         ]
 
-    def shards(self, count: int, elements: int, begin: int = 0, end: int | None = None) -> list[int]:
+    def shards(self, count: int, elements: int, begin: int, end: int) -> list[int]:
         """Bounds of `count` shards of about equal size in a range of a flat tensor: [count + 1].
 
         Shards begin at `blocks`, so that the norms of shards have the same terms as the norms of the whole.
         """
-        end = self.size if end is None else end
         return _nearest([*(at for at, _ in self.blocks(elements) if begin <= at < end), end], begin, end, count)
 
     def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
@@ -90,7 +90,7 @@ class Accumulator(ABC):
 
     has_mark = False
 
-    def __init__(self, layout: FlatLayout, buffer: torch.Tensor) -> None:
+    def __init__(self, layout: FlatLayout, buffer: Tensor) -> None:
         self.layout, self.buffer = layout, buffer
         self.grain = (ON_CPU if buffer.is_cpu else ON_GPU).normed
         self._blocks = layout.blocks(self.grain)
@@ -98,33 +98,35 @@ class Accumulator(ABC):
         self._targets = [_chunks(view.view(-1)) for view in self._views]
 
     @abstractmethod
-    def add(self, position: int, addend: torch.Tensor) -> None:
+    def add(self, position: int, addend: Tensor) -> None:
         """Add one micro-batch's gradient of the parameter at `position` of the layout."""
 
-    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+    def add_product(self, position: int, left: Tensor, right: Tensor) -> None:
         """Add `left` @ `right`, a micro-batch's gradient of a matrix."""
         self.add(position, left.matmul(right))
 
     def clear(self) -> None:
         self.buffer.zero_()
 
-    def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
+    def mean(self, divisor: int, out: Tensor, start: int = 0) -> None:
         """Write the sum divided by `divisor`, from element `start`, into `out`, fp32 [at most layout.size]."""
         for target, part in zip(_chunks(out), _chunks(self.buffer[start : start + len(out)]), strict=True):
             # One division, then one cast: two roundings for any number of hosts.
             target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; all by default.
+        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; by default of the rest.
 
         Each depends only on its block. At least one is not finite if any addend was out of bounds.
         """
-        blocks = self._blocks if end is None else [block for block in self._blocks if begin <= block[0] < end]
-        squares = _norms_squared(self.buffer, blocks)
-        return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
-
-    def blocks_of(self) -> list[int]:
-        return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
+        end = self.layout.size if end is None else end
+        blocks = [block for block in self._blocks if begin <= block[0] < end]
+        squares = torch.empty(len(blocks), dtype=torch.float64, device=self.buffer.device)
+        scratch = squares.new_empty(max((last - first for first, last in blocks), default=0))
+        for square, (first, last) in zip(squares, blocks, strict=True):
+            wide = scratch[: last - first].copy_(self.buffer[first:last])
+            torch.dot(wide, wide, out=square)
+        return [square / divisor**2 for square in squares.tolist()]
 
 
 @cache
@@ -158,7 +160,7 @@ class ExactSum(Accumulator):
         self._fused = fused_add(device)
 
     @torch.no_grad()
-    def add(self, position: int, addend: torch.Tensor) -> None:
+    def add(self, position: int, addend: Tensor) -> None:
         addend = addend.reshape(-1)
         if self._fused is not None:
             self._fused(self._views[position].view(-1), self._violation, addend, *self._limits)
@@ -176,7 +178,7 @@ class ExactSum(Accumulator):
         """Whether all addends were, on all hosts once the buffer is reduced. Waits for the device."""
         return math.isfinite(float(self._violation))
 
-    def _test(self, addend: torch.Tensor) -> None:
+    def _test(self, addend: Tensor) -> None:
         low, high = torch.aminmax(addend)
         # Both comparisons are written so that NaN fails the test.
         if addend.is_cpu:
@@ -195,12 +197,12 @@ class FastSum(Accumulator):
         super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))
 
     @torch.no_grad()
-    def add(self, position: int, addend: torch.Tensor) -> None:
+    def add(self, position: int, addend: Tensor) -> None:
         for target, part in zip(self._targets[position], _chunks(addend.reshape(-1)), strict=True):
             target.add_(part)
 
     @torch.no_grad()
-    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+    def add_product(self, position: int, left: Tensor, right: Tensor) -> None:
         if left.dtype == self.buffer.dtype:
             self._views[position].addmm_(left, right)
         else:
@@ -211,15 +213,5 @@ ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum,
 """`[train] accumulation` -> class."""
 
 
-def _norms_squared(flat: torch.Tensor, blocks: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    longest = max((end - begin for begin, end in blocks), default=0)
-    scratch = torch.empty(longest, dtype=torch.float64, device=flat.device)
-    squares = []
-    for begin, end in blocks:
-        wide = scratch[: end - begin].copy_(flat[begin:end])
-        squares.append(torch.dot(wide, wide))
-    return squares
-
-
-def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _chunks(flat: Tensor) -> tuple[Tensor, ...]:
     return torch.split(flat, (ON_CPU if flat.is_cpu else ON_GPU).added)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 BLOCK = 2048
 """Elements of a program of the kernel."""
@@ -59,7 +60,7 @@ class FusedAdd:
         self.launches = 0
 
     def __call__(
-        self, sums: torch.Tensor, violation: torch.Tensor, addend: torch.Tensor, scale: float, unit: float, bound: float
+        self, sums: Tensor, violation: Tensor, addend: Tensor, scale: float, unit: float, bound: float
     ) -> None:
         """Add `addend`, fp32 or bf16 [n], rounded to multiples of `unit` = 1 / `scale`, to `sums`, fp64 [n].
 

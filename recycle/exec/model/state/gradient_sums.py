@@ -16,6 +16,8 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.model.integrity import ChecksumBuilder, word_count
 from recycle.exec.model.state.accumulate import ACCUMULATORS, Accumulator, ExactSum, FlatLayout
@@ -34,11 +36,11 @@ class SumBuffer(NamedTuple):
 
     begin: int
     size: int
-    buffer: torch.Tensor
+    buffer: Tensor
     is_apart: bool = False
     is_own: bool = True
 
-    def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
+    def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> Tensor:
         """The part of the buffer in a range of the stage's parameters, limited to buffer elements `first` to `last`."""
         low, high = (min(max(0, bound - self.begin), self.size) for bound in (begin, end))
         if low < high == self.size:
@@ -79,7 +81,7 @@ class JoinedSums:
             for begin, summed in self._placed
         ]
 
-    def mean(self, start: int, out: torch.Tensor) -> None:
+    def mean(self, start: int, out: Tensor) -> None:
         """Write the mean gradient from element `start` into `out`."""
         for begin, summed in self._placed:
             low, high = max(start, begin), min(start + len(out), begin + summed.sums.layout.size)
@@ -125,32 +127,28 @@ class GradientSums(JoinedSums):
         self,
         job: Job,
         index: int,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         shared: str | None,
         cut: Collection[str],
         tied: Accumulator | None,
         device: torch.device,
     ) -> None:
         divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
-        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        own, bound = (
-            {name: parameter for name, parameter in parameters.items() if name != shared},
-            job.train.gradient_exponent,
-        )
-        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor, bound)
+        accumulator = partial(ACCUMULATORS[job.train.accumulation], exponent=job.train.gradient_exponent, device=device)
+        own = {name: parameter for name, parameter in parameters.items() if name != shared}
+        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor)
         common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
-            blocks = zip(own, self.own.blocks_of(), strict=True)
-            parameter_names = [name for name, count in blocks for _ in range(count)]
-            common = {place for place, name in enumerate(parameter_names) if name not in cut}
+            blocks = [name for name, each in own.items() for _ in range(0, each.numel(), self.own.grain)]
+            common = {place for place, name in enumerate(blocks) if name not in cut}
         sums = [PartialSum(self.own, common=common)]
-        self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
+        self._place: dict[Tensor, tuple[Accumulator, int]] = {
             parameter: (self.own, place) for place, parameter in enumerate(own.values())
         }
         self.tied: Accumulator | None = None
         if shared is not None:
             # Embedding and output layer each add a gradient, and each is rounded separately.
-            self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
+            self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor)
             self._place[parameters[shared]] = self.tied, 0
             # The norm of a shared weight counts once, at the embedding.
             tied_part = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
@@ -168,13 +166,13 @@ class GradientSums(JoinedSums):
             # An exception inside a backward may have left a gradient.
             parameter.grad = None
 
-    def place_of(self, parameter: torch.Tensor) -> tuple[Accumulator, int]:
+    def place_of(self, parameter: Tensor) -> tuple[Accumulator, int]:
         return self._place[parameter]
 
-    def buffers(self) -> list[torch.Tensor]:
+    def buffers(self) -> list[Tensor]:
         return [self.own.buffer] + ([] if self._has_ties or self.tied is None else [self.tied.buffer])
 
-    def tied_buffers(self) -> list[torch.Tensor]:
+    def tied_buffers(self) -> list[Tensor]:
         return [self.tied.buffer] if self._has_ties and self.tied is not None else []
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
@@ -182,7 +180,7 @@ class GradientSums(JoinedSums):
             self._bounds[buckets] = self.own.layout.cut(buckets, self._begins, self.own.buffer.numel())
         return self._bounds[buckets]
 
-    def is_in_bucket(self, weight: torch.Tensor, bucket: int, buckets: int) -> bool:
+    def is_in_bucket(self, weight: Tensor, bucket: int, buckets: int) -> bool:
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         accumulator, position = self._place[weight]
         return accumulator is self.own and begin <= accumulator.layout.offsets[position] < end
@@ -202,16 +200,11 @@ class IncomingGradients:
         placed: parameter -> the half of the backward that last computed its gradient.
     """
 
-    def __init__(
-        self,
-        sums: GradientSums,
-        parameters: Sequence[torch.nn.Parameter],
-        summed: Collection[torch.nn.Parameter],
-    ) -> None:
+    def __init__(self, sums: GradientSums, parameters: Sequence[Parameter], summed: Collection[Parameter]) -> None:
         self._sums, self._summed = sums, summed
         counts = [word_count(parameter) for parameter in parameters]
-        self._first_word: dict[torch.Tensor, int] = dict(zip(parameters, accumulate(counts, initial=0), strict=False))
-        self.placed: dict[torch.Tensor, Half] = {}
+        self._first_word: dict[Tensor, int] = dict(zip(parameters, accumulate(counts, initial=0), strict=False))
+        self.placed: dict[Tensor, Half] = {}
         self.reset()
         for parameter in parameters:
             # Called for gradients that autograd computes in I: norms, embeddings, biases outside the linear layers.
@@ -232,7 +225,7 @@ class IncomingGradients:
         yield
         self.checksums, self._is_scratch = None, False
 
-    def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
         accumulator, position = self._sums.place_of(parameter)
         if parameter in self._summed:
             from megatron.core.parallel_state import get_tensor_model_parallel_group
@@ -245,7 +238,7 @@ class IncomingGradients:
             accumulator.add(position, gradient)
             self._note(parameter)
 
-    def add_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_product(self, weight: Tensor, rows: Tensor, inputs: Tensor) -> None:
         """Add a matrix's gradient, the product of transposed `rows` and `inputs`."""
         accumulator, position = self._sums.place_of(weight)
         if self.checksums is not None:
@@ -260,11 +253,11 @@ class IncomingGradients:
         accumulator.add_product(position, rows.t(), inputs)
         self._note(weight)
 
-    def _note(self, parameter: torch.Tensor) -> None:
+    def _note(self, parameter: Tensor) -> None:
         if self._half is not None:
             self.placed[parameter] = self._half
 
-    def _take_from_autograd(self, parameter: torch.Tensor) -> None:
+    def _take_from_autograd(self, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         # The hook also runs for weights of the store, without a gradient.
         if gradient is not None:

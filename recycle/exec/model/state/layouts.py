@@ -16,8 +16,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
-from recycle.exec.model.stage import Naming, ReplicatedState, Stage, StateLayout, StatePiece, bucket_key
+from recycle.exec.model.stage import Naming, ReducedPart, Stage, StateLayout, StatePiece, bucket_key
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, SumBuffer
 from recycle.exec.model.state.optimizer import (
@@ -28,7 +30,7 @@ from recycle.exec.model.state.optimizer import (
     piece_of_step,
     runs_of,
 )
-from recycle.exec.model.state.rules import Rules
+from recycle.exec.model.state.rules import Rule
 from recycle.exec.transport.base import Transport
 
 
@@ -43,13 +45,7 @@ class Shards(StateLayout):
     kind = "shard"
     pieces: dict[int, StatePiece]
 
-    def __init__(
-        self,
-        first: int,
-        bounds: Sequence[int],
-        weights: torch.Tensor,
-        sums: Sequence[SumBuffer],
-    ) -> None:
+    def __init__(self, first: int, bounds: Sequence[int], weights: Tensor, sums: Sequence[SumBuffer]) -> None:
         self._first, self._bounds, self._weights, self._sums = first, list(bounds), weights, list(sums)
         self.pieces = {}
 
@@ -83,13 +79,13 @@ class Shards(StateLayout):
     def units(self) -> Mapping[int, StatePiece]:
         return {}
 
-    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+    def parts(self, stage: Stage) -> dict[int, tuple[list[Tensor], Naming]]:
         return {number: (shard.state_tensors(), shard.named_state) for number, shard in self.pieces.items()}
 
-    def gathered(self) -> list[torch.Tensor]:
+    def gathered(self) -> list[Tensor]:
         return [self._weights]
 
-    def apart(self, number: int) -> list[torch.Tensor]:
+    def apart(self, number: int) -> list[Tensor]:
         """The state of an owned shard, flat, without the live parameters, which come with gathers.
 
         Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
@@ -100,7 +96,7 @@ class Shards(StateLayout):
         ]
         return [tensor.detach().view(-1) for tensor in reversed(apart) if tensor.numel()]
 
-    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[Tensor]]:
         begin, end = stage.bucket_bounds(buckets)[bucket : bucket + 2]
         own = next(buffer for buffer in self._sums if buffer.is_own)
         buffers = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
@@ -109,10 +105,10 @@ class Shards(StateLayout):
             buffers += [[buffer.part(*bounds) for bounds in pairwise(self._bounds)] for buffer in others]
         return buffers
 
-    def summed(self, stage: Stage) -> list[torch.Tensor]:
+    def summed(self, stage: Stage) -> list[Tensor]:
         return [part for number in self.pieces for part in self._summed(number)]
 
-    def _summed(self, number: int) -> list[torch.Tensor]:
+    def _summed(self, number: int) -> list[Tensor]:
         return [buffer.part(*self._range(number)) for buffer in self._sums]
 
     def _range(self, number: int) -> tuple[int, int]:
@@ -122,14 +118,14 @@ class Shards(StateLayout):
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
-    def weights(self) -> list[torch.Tensor]:
+    def weights(self) -> list[Tensor]:
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
-    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+    def reduced(self, stage: Stage) -> Iterator[ReducedPart]:
         for number in self.pieces:
             words = sum(int(part.view(torch.int64).sum().item()) for part in self._summed(number))
             bounds = self._range(number)
-            yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
+            yield ReducedPart(number, self._norms(*bounds), self._common(*bounds), words % (1 << 64))
 
     def publish(self) -> None:
         for number, shard in self.pieces.items():
@@ -149,10 +145,10 @@ class ShardedOptimizer(Shards):
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        rules: Rules,
+        rules: Mapping[str, Rule],
         working_type: torch.dtype,
         first: int,
         count: int,
@@ -160,14 +156,12 @@ class ShardedOptimizer(Shards):
         tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
-        self._joined, self._rules, self._names, self._tells_shapes = sums, rules, names, tells_shapes
-        self._initial: torch.Tensor | None = flattened(listed, layout)
-        self._of_parameters = [rules.of(name, parameter) for name, parameter in parameters.items()]
+        self._joined, self._names, self._tells_shapes = sums, names, tells_shapes
+        self._rules = {name: rules[name] for name in parameters}
+        self._initial: Tensor | None = flattened(listed, layout)
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
-        self._places = dict(zip(parameters, layout.offsets, strict=True))
-        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         parts = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
         bounds = [*(bound for part in parts for bound in part[:-1]), layout.size]
         self._scratch = scratch_of(layout.size, weights.device)
@@ -190,14 +184,14 @@ class ShardedOptimizer(Shards):
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        runs = runs_of(self._of_parameters, self._joined.layout, begin, end)
-        piece = FlatOptimizer(masters, runs, self._rules, working, is_new=self._initial is not None)
-        names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
+        runs = runs_of(self._rules.values(), self._joined.layout, begin, end)
+        piece = FlatOptimizer(masters, runs, working, is_new=self._initial is not None)
+        names = self._names.between(self._rules, self._joined.layout, begin, end, self._tells_shapes)
         piece.attach(self._joined.mean, begin, self._scratch, names)
         return piece
 
 
-class UnitOptimizers(ReplicatedState):
+class UnitOptimizers(StateLayout):
     """The optimizers of a stage's units; other units than those in `held` start from the current parameters."""
 
     pieces: dict[int, UnitOptimizer]
@@ -205,10 +199,10 @@ class UnitOptimizers(ReplicatedState):
     def __init__(
         self,
         ends: Mapping[int, tuple[int, int]],
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        rules: Rules,
+        rules: Mapping[str, Rule],
         working_type: torch.dtype,
         held: Mapping[int, StatePiece],
     ) -> None:
@@ -216,9 +210,8 @@ class UnitOptimizers(ReplicatedState):
         layout = sums.layout
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         places = dict(zip(parameters, layout.offsets, strict=True))
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
         # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
-        wholes = (shapes[name].numel() for name in shapes if rules.of(name, parameters[name]).optimizer.takes_whole)
+        wholes = (each.numel() for name, each in parameters.items() if rules[name].optimizer.takes_whole)
         scratch = scratch_of(layout.size, device, max(wholes, default=0))
         for unit, (begin, end) in ends.items():
             unit_parameters = {name: each for name, each in parameters.items() if begin <= places[name] < end}
@@ -227,14 +220,14 @@ class UnitOptimizers(ReplicatedState):
                 piece.bind(list(unit_parameters.values()))
             else:
                 piece = UnitOptimizer(unit_parameters, rules, working_type)
-            piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
+            piece.attach(sums.mean, begin, scratch, names.between(parameters, layout, begin, end))
             self.pieces[unit] = piece
 
-    def weights(self) -> list[torch.Tensor]:
+    def weights(self) -> list[Tensor]:
         return [piece.live for piece in self.pieces.values()]
 
 
-def scratch_of(size: int, device: torch.device, largest: int = 0) -> torch.Tensor:
+def scratch_of(size: int, device: torch.device, largest: int = 0) -> Tensor:
     """Space for the mean gradients of a piece, of at most `size` elements; `largest` of those stepped as a whole."""
     return torch.empty(max(min(piece_of_step(device), size), largest), dtype=torch.float32, device=device)
 

@@ -12,10 +12,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.exec.model.state.rules import AdamW, Rule, Rules, Update
+from recycle.exec.model.state.rules import AdamW, Rule, Update
 from recycle.exec.model.stored_tensors import piece_name, piece_of
 from recycle.job.footprint import ON_CPU, ON_GPU
 
@@ -47,11 +49,11 @@ class StateNames(NamedTuple):
     counted: Mapping[str, int]
 
 
-Mean = Callable[[int, torch.Tensor], object]
+Mean = Callable[[int, Tensor], object]
 """Takes (a, tensor): writes the mean gradient from element a into the tensor, fp32 [n]. Called once per element."""
 
 
-def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
+def flattened(parameters: Sequence[Parameter], layout: FlatLayout) -> Tensor:
     """Move the parameters into one flat tensor, fp32 [layout.size], and make them views of it."""
     device = parameters[0].device if parameters else torch.device("cpu")
     flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
@@ -89,17 +91,12 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self,
-        parameters: torch.Tensor,
-        runs: Sequence[Run],
-        rules: Rules,
-        working: torch.Tensor | None = None,
-        is_new: bool = True,
+        self, parameters: Tensor, runs: Sequence[Run], working: Tensor | None = None, is_new: bool = True
     ) -> None:
-        self._train, self.parameters, self._runs, self._working = rules.train, parameters, list(runs), working
+        self.parameters, self._runs, self._working = parameters, list(runs), working
         make = torch.zeros_like if is_new else torch.empty_like
         # Name -> first element and tensor, which spans all runs whose optimizers have a tensor of that name.
-        self._moments: dict[str, tuple[int, torch.Tensor]] = {}
+        self._moments: dict[str, tuple[int, Tensor]] = {}
         for name in dict.fromkeys(name for run in runs for name in run.rule.optimizer.state):
             spanned = [run for run in runs if name in run.rule.optimizer.state]
             begin, end = spanned[0].begin, spanned[-1].end
@@ -108,18 +105,17 @@ class FlatOptimizer:
         self._counts = torch.zeros(2, dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)
 
-    def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
+    def attach(self, mean: Mean, begin: int, scratch: Tensor, names: StateNames) -> None:
         """Attach to a stage. Pieces of a stage share `scratch`, fp32, see `scratch_of`."""
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
-    def live(self) -> torch.Tensor:
+    def live(self) -> Tensor:
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
     def step(self, iteration: int, clip_factor: float) -> None:
         """Apply one update, with the learning rate of an iteration and a factor on the gradient."""
-        rate = learning_rate(self._train, iteration)
         for run in self._runs:
             rule, count = run.rule, self._counts[int(not run.rule.decays)]
             for piece in run.pieces(self._piece):
@@ -132,7 +128,7 @@ class FlatOptimizer:
                 parameter, gradient, *state = (
                     tensor.view(*run.shape) for tensor in (self.parameters[piece], mean, *state)
                 )
-                scaled = rate * rule.scale
+                scaled = learning_rate(rule.optimizer.train, iteration) * rule.scale
                 update = Update(parameter, gradient, state, count.clone(), scaled, rule.weight_decay, rule.blocks)
                 rule.optimizer.step(update)
                 self._publish(piece)
@@ -140,11 +136,11 @@ class FlatOptimizer:
         for decays in {run.rule.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
-    def state_tensors(self) -> list[torch.Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The live tensors: parameters, tensors of the optimizers, step counts."""
         return [self.parameters, *(flat for _, flat in self._moments.values()), self._counts]
 
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def named_state(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Each parameter by its name, and by prefixes its optimizer's tensors, step count and rounded copy.
 
         The prefixes are the names in `Optimizer.state`, such as `exp_avg.`, then `step.` and `rounded.`.
@@ -156,7 +152,7 @@ class FlatOptimizer:
         kept = [("", 0, parameters)]
         kept += [(f"{name}.", at[0], flat) for (name, at), flat in zip(self._moments.items(), moments, strict=True)]
         kept += [(ROUNDED, 0, flat) for flat in rounded]
-        named: dict[str, torch.Tensor] = {}
+        named: dict[str, Tensor] = {}
         for prefix, first, flat in kept:
             for name, (begin, end, shape) in self._names.shaped.items():
                 if prefix in ("", ROUNDED) or prefix[:-1] in self._rule_at(begin).optimizer.state:
@@ -186,24 +182,21 @@ class UnitOptimizer(FlatOptimizer):
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, torch.nn.Parameter],
-        rules: Rules,
-        working_type: torch.dtype = torch.float32,
+        self, parameters: Mapping[str, Parameter], rules: Mapping[str, Rule], working_type: torch.dtype = torch.float32
     ) -> None:
         listed = list(parameters.values())
         self.layout = FlatLayout([parameter.shape for parameter in listed])
         flat = flattened(listed, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
-        runs = runs_of((rules.of(name, parameter) for name, parameter in parameters.items()), self.layout)
-        super().__init__(flat, runs, rules, working)
+        runs = runs_of((rules[name] for name in parameters), self.layout)
+        super().__init__(flat, runs, working)
         self.bind(listed)
 
-    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def bind(self, parameters: Sequence[Parameter]) -> None:
         for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
 
-    def state_tensors(self) -> list[torch.Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """The live tensors: as `FlatOptimizer`, then rounded parameters if any."""
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
@@ -239,25 +232,24 @@ class StoredNames:
         return HALVES if name in self.halved else ("",)
 
     def between(
-        self,
-        shapes: Mapping[str, torch.Size],
-        places: Mapping[str, int],
-        begin: int,
-        end: int,
-        tells_shapes: bool = False,
+        self, names: Iterable[str], layout: FlatLayout, begin: int, end: int, tells_shapes: bool = False
     ) -> StateNames:
+        """Names of the parts of a range of the parameters `names`, which have this layout."""
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
-        for name, shape in shapes.items():
+        counted: dict[str, int] = {}
+        for name, shape, place in zip(names, layout.shapes, layout.offsets, strict=True):
+            if begin <= place < end:
+                counted[name] = place - begin
             part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
             for number, half in enumerate(self._halves_of(name)):
-                first = places[name] + number * part.numel()
+                first = place + number * part.numel()
                 low, high = max(first, begin), min(first + part.numel(), end)
                 if low < high:
                     piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
                     shaped[piece] = low - begin, high - begin, part
-        return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
+        return StateNames(shaped, counted)
 
 
-def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
+def without_shared(named: Mapping[str, Tensor], shared: str) -> dict[str, Tensor]:
     wholes = {name: (piece_of(name) or (name,))[0] for name in named}
     return {name: view for name, view in named.items() if not f".{wholes[name]}".endswith(f".{shared}")}

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from recycle.errors import JobError
@@ -40,10 +41,10 @@ class Update(NamedTuple):
         blocks: `ROW_BLOCKS` of the parameter, or one group of all rows.
     """
 
-    parameter: torch.Tensor
-    gradient: torch.Tensor
-    state: Sequence[torch.Tensor]
-    steps: torch.Tensor
+    parameter: Tensor
+    gradient: Tensor
+    state: Sequence[Tensor]
+    steps: Tensor
     rate: float
     weight_decay: float
     blocks: tuple[int, Sequence[int]]
@@ -64,7 +65,7 @@ class Optimizer(ABC):
     def __init__(self, train: TrainSection) -> None:
         self.train = train
 
-    def takes(self, name: str, parameter: torch.Tensor) -> bool:
+    def takes(self, name: str, parameter: Tensor) -> bool:
         """Whether it steps a parameter, by its name in the whole model; AdamW steps the others."""
         return True
 
@@ -109,7 +110,7 @@ class Muon(Optimizer):
     state = ("momentum_buffer",)
     takes_whole = True
 
-    def takes(self, name: str, parameter: torch.Tensor) -> bool:
+    def takes(self, name: str, parameter: Tensor) -> bool:
         return parameter.dim() == 2 and _IN_LAYER.search(name) is not None
 
     def step(self, update: Update) -> None:
@@ -130,7 +131,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x, x^3 and x^5 in Jordan's Newton-Schulz iteration, which brings singular values near 1 in five steps."""
 
 
-def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+def orthogonalized(matrix: Tensor) -> Tensor:
     """Return U V' of a matrix U S V', approximately, with singular values between 0.7 and 1.2; bf16 in its shape."""
     linear, cubic, quintic = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -191,7 +192,7 @@ def require_optimizers(job: Job) -> None:
                 raise JobError(f'{key}: "{text}" needs whole matrices, and this job divides them; set {remedy}')
 
 
-def decays(parameter: torch.Tensor) -> bool:
+def decays(parameter: Tensor) -> bool:
     """Whether weight decay applies by default: to matrices, not to norms and biases."""
     return parameter.dim() > 1
 
@@ -214,34 +215,33 @@ class Rule(NamedTuple):
     order: tuple[Any, ...]
 
 
-class Rules:
-    """The rules of a job's parameters. Raises JobError as `optimizer_named` does.
+def rules_of(train: TrainSection, parameters: Mapping[str, Tensor], folders: Sequence[str] = ()) -> dict[str, Rule]:
+    """The rules of parameters, by their names in the whole model. Raises JobError as `optimizer_named` does.
 
     Args:
         folders: where modules of optimizers are looked for.
     """
+    made = cache(lambda text: optimizer_named(text, "[train] optimizer", folders)(train))
+    balancing = cache(lambda rate: _Balance(train, rate))
 
-    def __init__(self, train: TrainSection, folders: Sequence[str] = ()) -> None:
-        self.train = train
-        self._made = cache(lambda text: optimizer_named(text, "[train] optimizer", folders)(train))
-        self._balance = cache(lambda rate: _Balance(train, rate))
-
-    def of(self, name: str, parameter: torch.Tensor) -> Rule:
-        """The rule of a parameter, by its name in the whole model."""
-        groups, is_decayed = self.train.groups, decays(parameter)
-        place = next((place for place, group in enumerate(groups) if group.has(name)), len(groups))
-        scale, stated, text = 1.0, None, self.train.optimizer
-        if place < len(groups):
-            group = groups[place]
-            scale, stated, text = group.learning_rate_scale, group.weight_decay, group.optimizer or text
-        optimizer: Optimizer = self._made(text)
+    def rule_of(name: str, parameter: Tensor) -> Rule:
+        is_decayed = decays(parameter)
+        place = next((place for place, group in enumerate(train.groups) if group.has(name)), len(train.groups))
+        scale, weight_decay, text = 1.0, None, train.optimizer
+        if place < len(train.groups):
+            group = train.groups[place]
+            scale, weight_decay, text = group.learning_rate_scale, group.weight_decay, group.optimizer or text
+        if weight_decay is None:
+            weight_decay = train.weight_decay if is_decayed else 0.0
+        optimizer: Optimizer = made(text)
         if balance_rate := getattr(parameter, BALANCE_RATE, 0.0):
-            optimizer = self._balance(balance_rate)
+            optimizer = balancing(balance_rate)
         elif not optimizer.takes(name, parameter):
-            optimizer = self._made("adamw")
-        kind, default = type(optimizer), self.train.weight_decay if is_decayed else 0.0
+            optimizer = made("adamw")
+        kind = type(optimizer)
         # Decayed parameters come first; where they meet the others, both are AdamW's.
         order = not is_decayed, (kind is AdamW) == is_decayed, kind.__qualname__, balance_rate, place
-        weight_decay = default if stated is None else stated
         blocks = getattr(parameter, ROW_BLOCKS, (1, tuple(parameter.shape[:1]))) if optimizer.takes_whole else (1, ())
         return Rule(optimizer, scale, weight_decay, blocks, is_decayed, order)
+
+    return {name: rule_of(name, parameter) for name, parameter in parameters.items()}
