@@ -6,6 +6,9 @@ Measured is the time from one iteration of a worker to the next: forwards, backw
 step and, for recycle, the commit. Rounds alternate between all variants, because machines are noisy. The result is the
 median over rounds of the ratios of the medians, with a bootstrapped 95 % interval.
 
+Megatron's model consists of its own modules. In recycle's Llama, norms, rotary positions and gates are one node of the
+graph each (`recycle.exec.model.fused`), with the same bits; all other layers and kernels are the same.
+
 The lines below each case give the simulated periods with the F, I, W and step that the ZB-H1 run measured. The
 difference between the simulated and the measured ratio is the executor's overhead.
 

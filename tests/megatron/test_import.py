@@ -170,8 +170,8 @@ def hybrid_model(monkeypatch: pytest.MonkeyPatch):
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
     from recycle.exec.model.config import transformer_config
+    from recycle.exec.model.fused import fuse, stay_on_device
     from recycle.exec.model.gpt import layer_spec
-    from recycle.exec.model.router import stay_on_device
 
     job = Job(grid=ShapeSection(1, 1, 1), model=ModelSection(**MODEL))
     config = transformer_config(job, num_layers=2 * job.model.layers)
@@ -191,6 +191,7 @@ def hybrid_model(monkeypatch: pytest.MonkeyPatch):
         hybrid_override_pattern="*-" * job.model.layers,
         position_embedding_type="rope",
     )
+    fuse(model)
     stay_on_device(model)
     return model
 

@@ -28,9 +28,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.errors import RunError
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
+from recycle.exec.model.fused import fuse, stay_on_device
 from recycle.exec.model.gemma import adapt_block, adapt_part
 from recycle.exec.model.rotary import prepare_rotary
-from recycle.exec.model.router import stay_on_device
 from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
 from recycle.exec.model.weights import initialise, mark_row_blocks, read_weights
 from recycle.job import Job
@@ -133,6 +133,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     prepare_rotary(part, job.model)
     if job.model.kind == "gemma":
         adapt_part(part)
+    fuse(part)
     stay_on_device(part)
     if job.grid.sequence_parallel:
         enable_sequence_parallel(part)

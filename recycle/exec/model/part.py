@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
+from recycle.exec.model.fused import stay_on_device
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.router import stay_on_device
 from recycle.exec.model.stage import PRECISIONS
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
 from recycle.exec.transport.base import MessageSpec

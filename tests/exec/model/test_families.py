@@ -138,6 +138,25 @@ def test_matrices_in_one_parameter_are_marked(name):
     assert widths == wanted
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "qwen 3", "expert bias"])
+def test_fused_operations_have_the_bits_of_megatrons(name, precision, monkeypatch):
+    tested_job = family_job(MODELS[name], train={"precision": precision, "accumulation": "fast"}, micro_batches=1)
+    fused = iterate(tested_job)
+    monkeypatch.setattr(gpt, "fuse", lambda part: None)
+    plain = iterate(tested_job)
+    assert fused[0] == plain[0]
+    assert fused[1].keys() == plain[1].keys()
+    assert [name for name in plain[1] if not torch.equal(fused[1][name], plain[1][name])] == []
+
+
+def iterate(tested_job) -> tuple[float, dict[str, torch.Tensor]]:
+    stages = build_pipeline(tested_job)
+    sharpened(stages)
+    loss = run_pipelines([stages], 0, 1)
+    return loss, gradients_by_name(stages)
+
+
 ASKED = {"transformer_impl": "transformer_engine"}
 
 
