@@ -1,14 +1,12 @@
 """Jobs for the planner's tests: a few by name, and hypothesis strategies for small ones of any kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from recycle.job import Job, PricedJob, price
-from recycle.job.shape import Worker
+from recycle import Job, Worker
+from recycle.job import PricedJob, price
 
 
 def job(

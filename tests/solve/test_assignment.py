@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from recycle.ir.check import check
-from recycle.job.profile import Link, Profile
+from recycle import Link, Profile, check
 from recycle.solve.assignment import assign_by_load, assign_by_slots, avoid_slow_links, home_hosts
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem

@@ -1,11 +1,7 @@
 from hypothesis import given, settings
 
-from recycle.ir.check import check
+from recycle import Profile, Schedule, Shape, check, simulate
 from recycle.ir.instruction import BackwardWeight
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Profile
-from recycle.job.shape import Shape
 from recycle.solve.effort import Deadline
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.problem import Problem

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import PlanError
-from recycle.ir.check import check
+from recycle import PlanError, check
 from recycle.ir.instruction import Offload
 from recycle.ir.kinds import HostCopy, is_kind
 from recycle.job import price

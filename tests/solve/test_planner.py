@@ -9,12 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from benchmarks.automatic_schedules import AUTOMATIC
 from benchmarks.gaps import ONE_CHUNK, zero_bubble_task
-from recycle.errors import PlanError
-from recycle.ir.check import check
+from recycle import Link, PlanError, Worker, check, simulate
 from recycle.ir.operations import operations_of
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Link
-from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
 from recycle.solve import effort
 from recycle.solve.planner import plan, plan_for_training
@@ -155,18 +151,9 @@ def test_plan_avoids_a_link_that_is_four_times_slower(link, dead):
     assert around.period <= 1.05 * calm.period < unaware
 
 
-@pytest.mark.parametrize(
-    ("priced", "dead", "message"),
-    [
-        (job(2, 2, 2), [(0, 1), (1, 1)], "no live worker is left for stage 1"),
-        (job(2, 2, 2, reroute=False), [(0, 1)], r"\[planner\] reroute: is false"),
-        (job(2, 2, 2, forward=[1.0, 0.0]), [], r"\[times\] forward: stage 1 takes 0; a plan needs a time above 0"),
-        (job(2, 2, 2, backward_input=[1.0, 0.0]), [], r"\[times\] backward_input: stage 1 takes 0"),
-    ],
-)
-def test_jobs_without_a_plan_are_refused(priced, dead, message):
-    with pytest.raises(PlanError, match=message):
-        plan(priced, [Worker(*position) for position in dead])
+def test_dead_worker_is_refused_if_the_job_forbids_re_routing():
+    with pytest.raises(PlanError, match=r"\[planner\] reroute: is false"):
+        plan(job(2, 2, 2, reroute=False), [Worker(0, 1)])
 
 
 def slowed(priced, speed):

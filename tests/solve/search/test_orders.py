@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import ScheduleError
-from recycle.ir.check import check
+from recycle import Link, ScheduleError, Worker, check, simulate
 from recycle.ir.families import FAMILIES, gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.instruction import BackwardWeight
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Link
-from recycle.job.shape import Worker
 from recycle.solve.assignment import home_hosts, possible_assignments
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
