@@ -46,6 +46,21 @@ CSV = {
     ),
 }
 
+TRACES = {
+    "of too many objects": (
+        b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}",
+        "plan.trace.json: too large: 16,777,218 JSON objects, at most 16,777,216",
+    ),
+    "of too many arrays": (
+        b'{"traceEvents": [' + b"[]," * 2**24 + b"[]]}",
+        "plan.trace.json: too large: 16,777,218 JSON arrays, at most 16,777,216",
+    ),
+    "with giant metadata": (
+        b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}',
+        "plan.trace.json: otherData: 33,554,441 bytes, at most",
+    ),
+}
+
 
 MANY = {
     "many.json": (
@@ -83,24 +98,12 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(command, tmp_path
     assert "write fewer micro-batches or pipelines" in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}", "too large: 16,777,218 JSON objects, at most 16,777,216"),
-        (b'{"traceEvents": [' + b"[]," * 2**24 + b"[]]}", "too large: 16,777,218 JSON arrays, at most 16,777,216"),
-        (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
-    ],
-)
-def test_giant_trace_is_refused(command, content, complaint):
-    Path("plan.trace.json").write_bytes(content)
-    assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
+HOSTILE = {"plan.json": NATIVE, "plan.csv": CSV, "plan.trace.json": TRACES}
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
-)
+@pytest.mark.parametrize(("name", "what"), [(name, what) for name, files in HOSTILE.items() for what in files])
 def test_hostile_file_is_refused_with_its_place(command, name, what):
-    content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
+    content, complaint = HOSTILE[name][what]
     Path(name).write_bytes(content)
     outcome = command(f"check {name}")
     assert outcome.refused(f"{name}: ", complaint), outcome
