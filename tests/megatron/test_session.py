@@ -5,7 +5,6 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from recycle import Job, JobError, Profile, RunError, Schedule, Worker
@@ -29,6 +28,7 @@ from tests.exec.runs import (
     processes_writing_below,
     shared_memory,
 )
+from tests.jobs import varied
 
 pytestmark = pytest.mark.process
 
@@ -350,8 +350,7 @@ def start(tmp_path):
     etcd, clusters = EtcdServer(tmp_path), []
 
     def begin(*options, script=()):
-        section = msgspec.structs.replace(NODES_JOB.cluster, workers_per_node=2)
-        spread = msgspec.structs.replace(NODES_JOB, cluster=section)
+        spread = varied(NODES_JOB, cluster={"workers_per_node": 2})
         command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}", *script
         clusters.append(Cluster(tmp_path, spread, etcd, tmp_path.name, *options))
         for node in range(3):

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from recycle import Job, Worker, check, simulate
@@ -12,6 +11,7 @@ from recycle.job.cut import profile_of_cut
 from recycle.job.shape import node_of
 from recycle.plans import Plan
 from recycle.solve.planner import plan
+from tests.jobs import repriced, varied
 
 pytestmark = pytest.mark.search
 
@@ -57,7 +57,7 @@ def job(D: int, P: int, m: int, layers: int, seconds: float = 6.0, more: str = "
 @pytest.mark.parametrize("more", ["", "staggered = false\n"], ids=["staggered", "barrier"])
 def test_tied_first_and_last_stages_are_reduced_together(more):
     priced = job(3, 4, 12, 12, seconds=2.0, more=f"{more}[train]\n")
-    tied = priced.with_sections(model=msgspec.structs.replace(priced.model, tied=True))
+    tied = varied(priced, model={"tied": True})
     planned = plan(tied, [Worker(1, 2)])
     require_sound(planned, tied)
     assert planned.schedule.shape.cut
@@ -110,8 +110,7 @@ def test_plans_of_random_jobs_are_sound(seed):
 def test_period_is_close_to_the_bound_of_uneven_loads(shape, dead, times, speed, bound, most):
     more = f"[times]\nforward = [{times}]\nbackward_input = [{times}]\n" if times else ""
     priced = job(*shape, more=more)
-    priced = msgspec.structs.replace(priced, prices=replace(priced.prices, speed=speed))
-    planned = plan(priced, [Worker.parse(name) for name in dead], steps=50)
+    planned = plan(repriced(priced, speed=speed), [Worker.parse(name) for name in dead], steps=50)
     require_sound(planned, priced)
     assert planned.lower_bound == pytest.approx(bound)
     assert planned.period <= most * planned.lower_bound < most * planned.fixed_bound

@@ -1,9 +1,7 @@
 """Every search keeps schedules valid and never makes them worse, keeps its time, and depends on seed and steps only."""
 
 import threading
-from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -19,6 +17,7 @@ from recycle.solve.search.local_search import search_from, search_templates
 from recycle.solve.search.order_kernels import time_order
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
+from tests.jobs import repriced
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -43,8 +42,7 @@ def start_of(priced: PricedJob, dead: list[Worker]) -> SearchStart:
 
 def test_a_search_with_slow_workers_begins_with_the_shortest_order():
     priced = job(4, 8, 4)
-    prices = replace(priced.prices, speed={"2.3": 1.5, "2.5": 3.0})
-    problem = Problem.from_job(msgspec.structs.replace(priced, prices=prices))
+    problem = Problem.from_job(repriced(priced, speed={"2.3": 1.5, "2.5": 3.0}))
     starts = find_starts(problem, Effort(0.0, Deadline(0.5)))
     assert starts[0].best.period == min(start.best.period for start in starts)
 
