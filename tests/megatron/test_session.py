@@ -214,7 +214,7 @@ def test_parts_of_a_distributed_optimizer_have_two_holders(survive, ranks, accum
     assert live(result) == [4 * ranks - dead for dead in (0, 1, 1, 1, 2, 2)]
     if accumulation == "exact":
         assert result.losses == calm.losses
-        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
+        assert result.digests.items() <= calm.digests.items()
     else:
         assert result.losses == pytest.approx(calm.losses, rel=1e-6)
 
@@ -254,7 +254,7 @@ def test_other_models_losses_and_shapes_survive_and_return(survive, options, key
         assert result.losses == pytest.approx(calm.losses, rel=1e-6)
     else:
         assert result.losses == calm.losses
-        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
+        assert result.digests.items() <= calm.digests.items()
     assert calm.losses[-1] < calm.losses[0]
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from recycle import Job, Worker
 from recycle.job import PricedJob, price
+from recycle.solve.problem import Problem
 
 
 def job(
@@ -54,3 +55,8 @@ def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
         count = draw(st.integers(0, pipelines - 1))
         dead += [Worker(k, rank) for k in draw(st.permutations(range(pipelines)))[:count]]
     return priced, dead
+
+
+def small_problems() -> st.SearchStrategy[tuple[PricedJob, Problem]]:
+    """The jobs of `small_jobs`, with their problems."""
+    return small_jobs().map(lambda case: (case[0], Problem.from_job(*case)))

@@ -29,7 +29,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
 from tests.solve.exhaustive import best_of_all, count_of_orders
-from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+from tests.solve.jobs import DEAD, job, small_jobs, small_problems, worked_example
 
 FEW_SLOTS = [4, 3, 2, 1]
 MOST_ORDERS = 300
@@ -81,10 +81,9 @@ def test_closed_form_of_many_workers_is_fast():
 
 @pytest.mark.search
 @settings(max_examples=10)
-@given(small_jobs())
+@given(small_problems())
 def test_no_constructed_schedule_beats_the_bound(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     bound = lower_bound(problem)
     assert closed_form(problem) <= bound + 1e-9
     for policy in itertools.islice(portfolio(problem), 3):

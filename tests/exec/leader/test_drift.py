@@ -63,7 +63,7 @@ def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_facto
         watch.observe(iteration(), BASE)
     for count in range(1, N + 1):
         watch.observe(iteration({SLOW: 3.0}), BASE)
-        assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
+        assert seen(watch) == (None if count <= N // 2 else replace(BASE, speed={"1.1": 3.0}))
     result = watch.departed(BASE)
     assert result.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
@@ -81,7 +81,7 @@ def test_noise_at_the_threshold_changes_the_plan_once():
 
 def test_a_worker_that_recovers_departs_back_to_no_factor_at_all():
     watch = drift()
-    planned = Profile(**{**vars(BASE), "speed": {"1.1": 3.0}})
+    planned = replace(BASE, speed={"1.1": 3.0})
     for _ in range(N):
         watch.observe(iteration({SLOW: 3.0}), BASE)
     assert seen(watch, planned) is None
@@ -92,7 +92,7 @@ def test_a_worker_that_recovers_departs_back_to_no_factor_at_all():
 
 
 def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely():
-    watch, planned = drift(), Profile(**{**vars(BASE), "speed": {"1.1": 30.0}})
+    watch, planned = drift(), replace(BASE, speed={"1.1": 30.0})
     for wait in (RETRY * N, 2 * RETRY * N, 4 * RETRY * N):
         for _ in range(N):
             watch.observe(iteration({SLOW: 30.0}), BASE)
