@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.families import looped_bfs, one_f_one_b
@@ -37,6 +38,11 @@ def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **secti
         lines.append(f"[{section}]")
         lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     return price(Job.from_toml("\n".join(lines)))
+
+
+def require_startable(config: Job, steps=1):
+    """Check the request of a run without faults, as is done before it starts. Raises JobError."""
+    check_request(config, steps, (), frozenset())
 
 
 def lines_of(directory: Path, name: str):

@@ -10,11 +10,11 @@ from recycle import Job, JobError
 from recycle.exec import run
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.launch.checks import check_request
 from recycle.exec.protocol import Commit
 from recycle.ir.families import one_f_one_b
 from recycle.job.manifest import MODEL, require_model_of_weights
 from recycle.job.sections import ModelSection
+from tests.exec.runs import require_startable
 from tests.jobs import varied
 
 QWEN = ModelSection(
@@ -120,7 +120,7 @@ def test_other_model_than_the_weights_is_refused_before_it_runs(folder):
     job = load(folder.parent)
     require_model_of_weights(job.model)
     with pytest.raises(JobError, match=r"\[model\] layers: 4, but the weights in \S+ have 2;"):
-        check_request(varied(job, model={"layers": 4}), 1, (), frozenset())
+        require_startable(varied(job, model={"layers": 4}))
     with pytest.raises(JobError, match=r"has no tensor embedding.word_embeddings.weight"):
         run(one_f_one_b(job.shape), job, steps=1)
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from recycle import Job, JobError, RunError
 from recycle.exec import run
-from recycle.exec.launch.checks import check_request
 from recycle.exec.model import config as model_config
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.gpt import build_part
@@ -18,7 +17,7 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, differing, gradients_by_name, run_deferred, small_job
 from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
-from tests.exec.runs import assert_same_training, job as process_job, kinds
+from tests.exec.runs import assert_same_training, job as process_job, kinds, require_startable
 from tests.jobs import varied
 
 pytestmark = pytest.mark.slow
@@ -282,7 +281,7 @@ def test_function_is_not_both_passed_and_named():
 )
 def test_unsupported_config_field_is_refused_with_a_reason(config, complaint):
     with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
-        check_request(small_job(model={"config": config}), 1, (), frozenset())
+        require_startable(small_job(model={"config": config}))
 
 
 def test_config_field_of_a_later_version_is_refused(monkeypatch):
@@ -290,4 +289,4 @@ def test_config_field_of_a_later_version_is_refused(monkeypatch):
     with pytest.raises(
         JobError, match=r"^\[model.config\] qk_l2_norm: cannot be set: .* this field of megatron-core 0"
     ):
-        check_request(small_job(model={"config": {"qk_l2_norm": True}}), 1, (), frozenset())
+        require_startable(small_job(model={"config": {"qk_l2_norm": True}}))
