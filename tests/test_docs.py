@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,7 @@ from recycle.cli import main
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
-
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+from tests import DOCS, ROOT
 
 
 def blocks(page: str, language: str) -> list[str]:

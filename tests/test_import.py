@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.app import COMMANDS
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", "selectors", "asyncio", "random"}

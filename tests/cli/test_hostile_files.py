@@ -14,6 +14,7 @@ import pytest
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import chrome_trace
+from tests import ROOT
 
 PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
 
@@ -212,7 +213,7 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds():
     ways = [f"validate:{name}" for name in SMALL_FILES if not name.startswith(ONLY_CHECKED)]
     ways += [f"check:{name}" for name in SMALL_FILES if name.startswith(TO_CHECK)]
     command = [sys.executable, "-c", MEASURED, *ways]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]

@@ -15,6 +15,7 @@ from recycle import Link, Profile, Schedule, Shape, lower
 from recycle.cli.app import COMMANDS, command_of
 from recycle.exec.faults.kinds import KINDS
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
+from tests import CASES
 
 SCRIPT = Path(sys.executable).parent / "recycle"
 
@@ -182,9 +183,6 @@ def test_many_findings_are_counted(command):
     assert printed["more"] == {"duplicate": 3999}
     assert [finding["rule"] for finding in printed["findings"]] == ["duplicate"] * 1000 + ["missing"]
     assert "breaks 5000 rule(s)" in command("simulate flood.json").err
-
-
-CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Job: one TOML file, errors that name file and key, defaults that resolve and read back."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -9,6 +7,7 @@ from recycle import Job, JobError, Profile
 from recycle.job import price
 from recycle.job.pricing import parse_bytes
 from recycle.job.reference import reference_page
+from tests import DOCS
 from tests.jobs import varied
 
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
@@ -151,7 +150,7 @@ def test_sizes_are_decimal_or_binary_by_their_unit(text, size):
 
 
 def test_the_reference_of_the_job_file_is_that_of_the_types():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text()
+    page = (DOCS / "reference" / "job.md").read_text()
     assert page == reference_page(), "write it again with: python -m recycle.job.reference docs/reference/job.md"
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) == sum(len(msgspec.structs.fields(section.type)) for section in msgspec.structs.fields(Job))

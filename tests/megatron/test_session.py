@@ -15,6 +15,7 @@ from recycle.exec.launch.trackers import Observer
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Compute
 from recycle.runs.logs import plan_file
+from tests import ROOT
 from tests.cli.command import Command
 from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
@@ -32,7 +33,7 @@ from tests.jobs import varied
 
 pytestmark = pytest.mark.process
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
+SCRIPT = ROOT / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS, MICRO_BATCHES = 6, 2
 MISUSE = Path(__file__).with_name("misuse.py")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -15,10 +14,9 @@ from recycle.ir.families import gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.formats import named_schedule, torch_csv
 from recycle.ir.formats.schedule_input import Unpacked
 from recycle.ir.lower import forward_only
+from tests import CASES
 from tests.hostile import any_bytes, read_or_refused, restructured, retold
 from tests.ir.random_schedules import random_schedule
-
-CASES = Path(__file__).parents[2] / "cases"
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
