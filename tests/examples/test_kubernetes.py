@@ -23,7 +23,7 @@ yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[t
 
 FOLDER = ROOT / "examples" / "cluster"
 TEXT = (FOLDER / "kubernetes.yaml").read_text()
-MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all(TEXT))
+MANIFESTS = list(yaml.safe_load_all(TEXT))
 OLDEST = "1.31"
 """The first version in which podFailurePolicy is stable."""
 

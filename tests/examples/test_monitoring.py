@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ promql = pytest.importorskip("promql_parser", reason="no promql-parser: install 
 yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[test]")
 
 FOLDER = ROOT / "examples" / "monitoring"
-DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 LABELS = {metric.name: {"run", *metric.labels} for metric in RUN_METRICS}
 

@@ -59,7 +59,7 @@ def test_cache_and_library_distinguish_buckets(tmp_path):
 
 def test_adapted_schedule_keeps_its_buckets_or_takes_the_jobs():
     priced = in_buckets(job(2, 2, 3, 6), 2, 1.0)
-    plain: Schedule = plan(in_buckets(priced, 1, 1.0), quick=True).schedule
+    plain = plan(in_buckets(priced, 1, 1.0), quick=True).schedule
     assert adapt(priced, plain, (0, 1)).schedule.buckets == 2
     assert adapt(priced, replace(plain, buckets=3), (0, 0)).schedule.buckets == 3
 

@@ -92,7 +92,7 @@ def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error():
 
 
 SLOW, UNIT = Worker(1, 1), 0.015
-NOBODY: frozenset[Worker] = frozenset()
+NOBODY = frozenset()
 
 
 def drifting(drift=0.5) -> PricedJob:

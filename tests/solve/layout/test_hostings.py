@@ -108,7 +108,7 @@ def test_assignment_copies_least(seed):
     chance = random.Random(seed)
     model = units([1.0] * 12, 12.0, (2,) * 6, chunks=3)
     live = chance.sample([Worker(k, r) for k in range(4) for r in range(2)], 5)
-    hosted: list[Parts] = [((a, a + chance.randint(1, 3)),) for a in (chance.randint(0, 9) for _ in range(4))]
+    hosted = [((a, a + chance.randint(1, 3)),) for a in (chance.randint(0, 9) for _ in range(4))]
     assigned = assign(model, live, hosted)
     assert len(set(assigned)) == len(hosted)
 
@@ -122,7 +122,7 @@ def test_assignment_copies_least(seed):
 def test_copies_come_from_live_workers_one_at_a_time():
     """Pipeline 0 lost rank 1: its three workers take 3, 3 and 2 units, and two of them lack one."""
     shape, live = Shape(2, 4, 1), [Worker(0, 0), Worker(0, 2), Worker(0, 3), *(Worker(1, r) for r in range(4))]
-    ranges: list[Parts] = [((0, 3),), ((3, 6),), ((6, 8),)]
+    ranges = [((0, 3),), ((3, 6),), ((6, 8),)]
     workers = assign(EIGHT, live, ranges, [0, 0, 0])
     assert workers == live[:3]
     moves, seconds = plan_copies(EIGHT, shape, live, dict(zip(workers, ranges, strict=True)), Profile(bandwidth=5.0))
