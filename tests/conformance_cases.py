@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,10 +20,11 @@ from recycle.ir.formats import torch_csv
 from recycle.ir.lower import forward_only
 from recycle.ir.replays import with_replays
 from recycle.ir.schedule import loop_placement
+from tests import CASES, ROOT
 from tests.ir.random_schedules import random_schedule, with_waits
 from tests.ir.test_check import BASES, DEFECTS, EDITS, RULE_EXAMPLES, edited, two_ranks
 
-FOLDER, CASES = Path(__file__).parents[1] / "conformance" / "cases", Path(__file__).parent / "cases"
+FOLDER = ROOT / "conformance" / "cases"
 UNIT = {"F": 1, "I": 1, "W": 1}
 TIMES = {**UNIT, "transfer": 0.25, "reduce": 2, "step": 0.5}
 Case = dict[str, Any]

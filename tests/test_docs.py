@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,16 @@ from recycle.cli import main
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
-
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+from tests import DOCS, ROOT
 
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def part(page: str, begin: str, end: str) -> str:
+    """What a page has between two texts."""
+    return (DOCS / page).read_text().split(begin)[1].split(end)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,21 +90,21 @@ def test_profile_page_is_valid_and_lists_every_key():
     (text,) = blocks("docs/reference/profile-file.md", "json")
     profile = Profile.from_bytes(text.encode(), "docs/reference/profile-file.md")
     profile.require(Shape(2, 2, 1))
-    table = (DOCS / "reference" / "profile-file.md").read_text().split("| key | value |")[1].split("\n\n")[0]
+    table = part("reference/profile-file.md", "| key | value |", "\n\n")
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     keys = [key for cell in cells for key in re.findall("`(.*?)`", cell)]
     assert sorted(keys) == sorted(field.name for field in fields(Profile))
 
 
 def test_every_kind_of_event_is_on_its_page():
-    table = (DOCS / "reference" / "events.md").read_text().split("| kind |")[1].split("\n\n")[0]
+    table = part("reference/events.md", "| kind |", "\n\n")
     code = "\n".join(path.read_text() for path in (ROOT / "recycle" / "exec").rglob("*.py"))
     written = re.findall(r"(?:\blog|\b_?event)\(\s*\"([a-z-]+)\"", code)
     assert set(written) - set(re.findall(r"^\| `([a-z-]+)` \|", table, flags=re.MULTILINE)) == set()
 
 
 def test_every_instruction_on_the_format_page_can_be_read():
-    table = (DOCS / "reference" / "file-format.md").read_text().split("## Instructions")[1].split("\n## ")[0]
+    table = part("reference/file-format.md", "## Instructions", "\n## ")
     texts = re.findall(r"`(\(?[0-9][^` ]*)`", table)
     assert len(texts) >= 11
     assert [str(parse_instruction(text)) for text in texts] == texts
@@ -111,7 +113,7 @@ def test_every_instruction_on_the_format_page_can_be_read():
 def test_the_first_commands_of_the_readme_run_as_printed(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    first = (ROOT / "README.md").read_text().split("## A first run")[1].split("##")[0]
+    first = part("../README.md", "## A first run", "##")
     commands = re.findall(r"^    (?:\$ )?recycle ((?:plan|schedule|view .*--export) .*)$", first, flags=re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
@@ -125,7 +127,7 @@ def test_the_first_commands_of_the_readme_run_as_printed(tmp_path, monkeypatch, 
 
 
 def test_every_cause_of_a_gap_is_on_its_page():
-    table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    table = part("guides/read-a-timeline.md", "| cause |", "Where several hold")
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from recycle.cli.app import COMMANDS
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", "selectors", "asyncio", "random"}
 """Modules by which a leader would have a clock, files, connections, threads or processes."""
 ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child"))
-LAYERS: dict[str, tuple[str, ...]] = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
+LAYERS = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
 """What each part may import besides itself; a part is the longest name here that a module's name begins with."""
 LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES
 LAYERS["recycle.ir"] = ("recycle.job", *ROOT_MODULES)

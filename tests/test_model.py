@@ -3,11 +3,12 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).parents[1] / "conformance" / "model" / "control_plane.pml"
+from tests import ROOT
+
+MODEL = ROOT / "conformance" / "model" / "control_plane.pml"
 
 pytestmark = [
     pytest.mark.process,

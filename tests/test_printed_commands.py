@@ -25,6 +25,7 @@ from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import plugins
 from recycle.ir.families import BUILT_IN, FAMILIES
 from recycle.ir.kinds import KIND_CLASSES
+from tests import ROOT
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
 from tests.cli.test_inputs import write_traces
@@ -32,7 +33,6 @@ from tests.kinds import forget
 from tests.test_docs import blocks
 from tests.warm import run_torchrun
 
-ROOT = Path(__file__).parents[1]
 EMULATED = """
 [shape]
 pipelines = 2

@@ -5,15 +5,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import recycle
 import recycle.exec
 from recycle.ir.families import FAMILIES
-
-DOCS = Path(__file__).parents[1] / "docs"
+from tests import DOCS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +81,6 @@ def test_built_site_has_no_broken_references(tmp_path):
             lost += [] if (page.parent / link).exists() else [f"{page.name}: {link}"]
     assert (lost, loaded) == ([], [])
     assert "lanes-view" in (tmp_path / "playground" / "viewer.html").read_text(encoding="utf-8")
-
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.soak

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from math import exp, inf
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as replace_in
@@ -14,6 +13,7 @@ from recycle.advice.expectation import DeadNodes, FailureModel, expect
 from recycle.job import Job
 from recycle.systems.failures import ANNOUNCED, FailureTrace, NodeChange
 from recycle.systems.scenario import Scenario
+from tests import DOCS
 
 FAILURES = FailureModel(rate=20.0, repair_median=10.0, repair_p90=60.0)
 
@@ -127,7 +127,7 @@ def test_announced_failures_lose_neither_work_nor_time_to_detect():
 
 
 def test_the_page_has_the_predictions_that_the_command_prints():
-    page = Path(__file__).parents[2] / "docs" / "advice.md"
+    page = DOCS / "advice.md"
     assert published() in page.read_text()
 
 

@@ -15,8 +15,8 @@ def files():
     Path("trace.csv").write_text("3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n")
 
 
-def test_all_systems_on_a_trace(command):
-    outcome = command("compare job.toml --trace trace.csv --json")
+def test_all_systems_on_a_trace_with_their_schedules_after_a_failure(command):
+    outcome = command("compare job.toml --trace trace.csv --save saved --json")
     printed = outcome.json
     assert (outcome.status, outcome.err) == (0, "")
     assert [entry["name"] for entry in printed["systems"]] == list(SYSTEMS)
@@ -27,6 +27,12 @@ def test_all_systems_on_a_trace(command):
         assert entry["goodput"] <= entry["fault_free"]
         booked = entry["samples"] / entry["fault_free"] + sum(entry["lost"].values())
         assert booked == pytest.approx(86400)
+        stem = f"saved/{entry['name']}"
+        assert command(f"check {stem}.json").status == 0
+        timed = command(f"simulate {stem}.json --profile {stem}.profile.json --json").json
+        rate = next(change["rate"] for change in entry["timeline"][1:])
+        if entry["name"] != "sample_dropping":
+            assert 18 / timed["period"] == pytest.approx(rate, rel=0.05)
 
 
 def test_the_same_seed_generates_the_same_trace(command):
@@ -44,15 +50,7 @@ def test_more_traces_and_a_longer_pause(command):
     assert slow["systems"][0]["goodput"] < twice["systems"][0]["goodput"]
 
 
-def test_schedules_after_a_failure_are_saved(command):
-    saved = command("compare job.toml --trace trace.csv --save saved --json").json
-    for entry in saved["systems"]:
-        stem = f"saved/{entry['name']}"
-        assert command(f"check {stem}.json").status == 0
-        timed = command(f"simulate {stem}.json --profile {stem}.profile.json --json").json
-        rate = next(change["rate"] for change in entry["timeline"][1:])
-        if entry["name"] != "sample_dropping":
-            assert 18 / timed["period"] == pytest.approx(rate, rel=0.05)
+def test_a_trace_with_fewer_failures_than_asked_for_is_named(command):
     late = command("compare job.toml --trace trace.csv --systems recycle --save saved --after 9")
     assert late.status == 0
     assert "recycle had fewer failures" in late.err

@@ -14,6 +14,7 @@ import pytest
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import chrome_trace
+from tests import ROOT
 
 PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
 
@@ -43,6 +44,21 @@ CSV = {
     "of nothing but commas": (
         b"," * 2**24,
         "too large: 16,777,216 instructions, a file may hold 4,194,304: write fewer",
+    ),
+}
+
+TRACES = {
+    "of too many objects": (
+        b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}",
+        "plan.trace.json: too large: 16,777,218 JSON objects, at most 16,777,216",
+    ),
+    "of too many arrays": (
+        b'{"traceEvents": [' + b"[]," * 2**24 + b"[]]}",
+        "plan.trace.json: too large: 16,777,218 JSON arrays, at most 16,777,216",
+    ),
+    "with giant metadata": (
+        b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}',
+        "plan.trace.json: otherData: 33,554,441 bytes, at most",
     ),
 }
 
@@ -83,24 +99,12 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(command, tmp_path
     assert "write fewer micro-batches or pipelines" in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}", "too large: 16,777,218 JSON objects, at most 16,777,216"),
-        (b'{"traceEvents": [' + b"[]," * 2**24 + b"[]]}", "too large: 16,777,218 JSON arrays, at most 16,777,216"),
-        (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
-    ],
-)
-def test_giant_trace_is_refused(command, content, complaint):
-    Path("plan.trace.json").write_bytes(content)
-    assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
+HOSTILE = {"plan.json": NATIVE, "plan.csv": CSV, "plan.trace.json": TRACES}
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
-)
+@pytest.mark.parametrize(("name", "what"), [(name, what) for name, files in HOSTILE.items() for what in files])
 def test_hostile_file_is_refused_with_its_place(command, name, what):
-    content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
+    content, complaint = HOSTILE[name][what]
     Path(name).write_bytes(content)
     outcome = command(f"check {name}")
     assert outcome.refused(f"{name}: ", complaint), outcome
@@ -209,7 +213,7 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds():
     ways = [f"validate:{name}" for name in SMALL_FILES if not name.startswith(ONLY_CHECKED)]
     ways += [f"check:{name}" for name in SMALL_FILES if name.startswith(TO_CHECK)]
     command = [sys.executable, "-c", MEASURED, *ways]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import advice
 from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import FAMILIES, one_f_one_b
 from tests.hugging_face.written import write_model
@@ -20,6 +21,7 @@ TEXTS = {
     "still.toml": SHAPE + STILL,
     "sharded.toml": f"{SHAPE}[train]\nsharded_optimizer = true\n",
     "many.toml": "[shape]\npipelines = 'many'\n",
+    "advice.toml": advice.JOB,
     "plan.json": PLAN,
     "cut.json": PLAN[:120],
     "trace.csv": "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n",
@@ -57,6 +59,21 @@ def files_in(folder: Path) -> list[str]:
 
 
 REFUSED = [
+    *(
+        (f"advise advice.toml --gpus {options}", *said)
+        for options, *said in (
+            ("12", "--gpus 12: is not a multiple of --gpus-per-node 8"),
+            ("8 --set pauses.detct=3", "--set pauses.detct: no such key"),
+            ("8 --set pauses.detect=soon", "--set pauses.detect=soon: Expected `float`"),
+            ("8 --set failures.repair_p90=1", "repair_p90 1 is below repair_median 20"),
+            ("8 --set failures.rate=-1", "--set failures.rate=-1: Expected `float` >= 0"),
+            ("8 --set memory.host_bandwidth=fast", "[memory] host_bandwidth: 'fast' is not a size"),
+            ("8 --set pauses", "--set pauses: write KEY=VALUE"),
+            ("8 --failures none.csv", "none.csv"),
+            ("65536", "fits on 65536 GPUs and uses half of them"),
+            ("8 --set model.hidden=65536", "no configuration of 8 layers and a global batch of 64", "fits on 8 GPUs"),
+        )
+    ),
     ("check", "name a schedule file"),
     ("check none.json", "cannot be read (No such file or directory)"),
     ("check empty", "is a directory without any Chrome trace"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.process
@@ -24,7 +25,7 @@ def called(*arguments: str | bytes, out: str = os.devnull, **variables: str) -> 
             [*COMMAND, *words],
             stdout=stdout,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
             timeout=120,
             check=False,
         )

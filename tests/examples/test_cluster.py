@@ -16,6 +16,7 @@ import pytest
 from recycle import Job
 from recycle.exec import run
 from recycle.ir.families import one_f_one_b
+from tests import ROOT
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.network import Network
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
 STEPS = 400
 """More than the script would take: on a busy machine agents take a minute to start."""
-FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
+FOLDER = ROOT / "examples" / "cluster"
 
 
 @pytest.fixture

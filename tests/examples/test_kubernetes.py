@@ -16,13 +16,14 @@ from recycle import Job, RunError
 from recycle.cli.app import command_of
 from recycle.exec.etcd import open_client
 from recycle.job.shape import place_workers
+from tests import ROOT
 from tests.exec.etcd_server import ETCD
 
 yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[test]")
 
-FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
+FOLDER = ROOT / "examples" / "cluster"
 TEXT = (FOLDER / "kubernetes.yaml").read_text()
-MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all(TEXT))
+MANIFESTS = list(yaml.safe_load_all(TEXT))
 OLDEST = "1.31"
 """The first version in which podFailurePolicy is stable."""
 

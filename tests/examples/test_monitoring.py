@@ -5,20 +5,19 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recycle.job.endpoints import parse_listening
 from recycle.runs.metrics import EVENT_KINDS, RUN_METRICS
 from recycle.runs.report import CHANGES
+from tests import ROOT
 
 promql = pytest.importorskip("promql_parser", reason="no promql-parser: install recycle-pipeline[test]")
 yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[test]")
 
-FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
-DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+FOLDER = ROOT / "examples" / "monitoring"
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 LABELS = {metric.name: {"run", *metric.labels} for metric in RUN_METRICS}
 

@@ -16,11 +16,11 @@ import pytest
 from recycle import Job
 from recycle.exec import run
 from recycle.ir.families import interleaved, zb_h1
+from tests import ROOT
 from tests.cli.command import Command
 from tests.exec.runs import lines_of
 from tests.warm import outputs_of_scripts, run_torchrun
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = Path("examples")
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from recycle import Job
 from recycle.exec.launch.launcher import RunResult
+from tests import ROOT
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Node
 from tests.exec.paced import SLOWLY
 from tests.exec.runs import events_of, lines_of
 from tests.warm import WarmProcess, start_recycle
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
 PATIENCE = 120.0
 LOOPBACK = [Node(f"127.0.0.{number + 2}") for number in range(4)]

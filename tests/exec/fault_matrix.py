@@ -11,16 +11,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
+from tests import DOCS
 from tests.exec.runs import assert_same_training, job, of_kind
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
+PAGE = DOCS / "reference" / "faults.md"
 JOB = job(
     3,
     2,

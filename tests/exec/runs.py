@@ -2,13 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.families import looped_bfs, one_f_one_b
@@ -16,6 +14,7 @@ from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob, price
 from recycle.job.job import toml_value
 from recycle.plans.plan import with_updates_of
+from tests.jobs import varied
 from tests.waiting import until
 
 Run = Callable[..., RunResult]
@@ -41,11 +40,9 @@ def job(pipelines: int, ranks: int, micro_batches: int, kind="emulated", **secti
     return price(Job.from_toml("\n".join(lines)))
 
 
-def varied(config: PricedJob, **sections: Mapping[str, Any]) -> PricedJob:
-    """The job with other values of some keys, by section."""
-    return config.with_sections(
-        **{name: msgspec.structs.replace(getattr(config, name), **keys) for name, keys in sections.items()}
-    )
+def require_startable(config: Job, steps=1):
+    """Check the request of a run without faults, as is done before it starts. Raises JobError."""
+    check_request(config, steps, (), frozenset())
 
 
 def lines_of(directory: Path, name: str):

@@ -40,6 +40,11 @@ def exactly(connection: socket.socket, length: int) -> bytes:
     return received
 
 
+def frame_from(connection: socket.socket) -> bytes:
+    length = exactly(connection, 4)
+    return length + exactly(connection, *struct.unpack("!I", length))
+
+
 def arrived(link: Link):
     """What a link makes of the bytes that come next. Raises LinkClosed."""
     assert select.select([link.socket], [], [], SOON)[0]
@@ -79,13 +84,12 @@ class Middle:
         self.client.result(SOON)
         return self
 
-    def frames(self, *messages: Message) -> list[bytes]:
+    def frames(self, *messages: Message | bytes) -> list[bytes]:
         """What the agent sends for each of these messages."""
         sent = []
         for message in messages:
             self.client.result().send(message)
-            length = exactly(self.to_client, 4)
-            sent.append(length + exactly(self.to_client, *struct.unpack("!I", length)))
+            sent.append(frame_from(self.to_client))
         return sent
 
     def leader_reads(self, *frames: bytes):
@@ -171,9 +175,8 @@ def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(mid
     with pytest.raises(LinkClosed):
         middle.leader_reads(*other.frames(Stop(1)))
     other.server.send(Stop(1))
-    length = exactly(other.to_server, 4)
     with pytest.raises(LinkClosed):
-        other.leader_reads(length + exactly(other.to_server, *struct.unpack("!I", length)))
+        other.leader_reads(frame_from(other.to_server))
     other.close()
 
 
@@ -184,10 +187,9 @@ def test_frame_of_an_impossible_length_ends_the_link_at_once(middle, frame):
 
 
 def test_unknown_message_ends_the_link(middle):
-    middle.client.result().send(msgspec.msgpack.encode(SetKey("name", b"value")))
-    length = exactly(middle.to_client, 4)
+    frames = middle.frames(msgspec.msgpack.encode(SetKey("name", b"value")))
     with pytest.raises(LinkClosed):
-        middle.leader_reads(length + exactly(middle.to_client, *struct.unpack("!I", length)))
+        middle.leader_reads(*frames)
 
 
 def test_slow_handshake_ends_at_its_deadline():

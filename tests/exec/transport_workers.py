@@ -111,7 +111,7 @@ class Participant:
     def __init__(self, store, rank: int):
         self.store, self.rank, self._kind = store, rank, None
         self._main = ThreadPoolExecutor(1)
-        self._running: Future[Any] = Future()
+        self._running = Future()
         self._is_ending = threading.Event()
 
     def __call__(self, method: str, *arguments):

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, OverlappedPa
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
+from tests import DOCS
 from tests.ir.random_schedules import random_schedule
 
 bounded = settings(max_examples=40)
@@ -257,7 +257,7 @@ def test_every_rule_has_an_example_a_severity_and_a_paragraph():
 
 
 def test_the_page_of_codes_is_up_to_date():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "codes.md").read_text()
+    page = (DOCS / "reference" / "codes.md").read_text()
     assert page == reference_page(), "write it again with: python -m recycle.ir.rules.reference docs/reference/codes.md"
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import pickle
 import random
 import warnings
-from pathlib import Path
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -28,9 +27,9 @@ from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.operations import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
+from tests import CASES
 from tests.ir.random_schedules import random_profile, random_schedule
 
-CASES = Path(__file__).parents[1] / "cases"
 bounded = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
 

@@ -1,14 +1,13 @@
 """The analytic model: published FLOPs and bytes come out of it, and a job of it is planned like any other."""
 
-from pathlib import Path
-
 import pytest
 
 from recycle import Job
 from recycle.job.analytic import GPUS, layers
 from recycle.job.footprint import ON_GPU
+from tests import ROOT
 
-PAPER = sorted((Path(__file__).parents[2] / "benchmarks" / "paper").glob("*.toml"))
+PAPER = sorted((ROOT / "benchmarks" / "paper").glob("*.toml"))
 
 
 LEAN = 'precision = "bf16"\naccumulation = "fast"\n'

@@ -10,11 +10,12 @@ from recycle import Job, JobError
 from recycle.exec import run
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.launch.checks import check_request
 from recycle.exec.protocol import Commit
 from recycle.ir.families import one_f_one_b
 from recycle.job.manifest import MODEL, require_model_of_weights
 from recycle.job.sections import ModelSection
+from tests.exec.runs import require_startable
+from tests.jobs import varied
 
 QWEN = ModelSection(
     kind="qwen",
@@ -90,12 +91,10 @@ def test_a_key_that_contradicts_the_weights_is_one_line(folder, model, complaint
 
 
 def test_vocabulary_of_weights_cannot_be_padded(folder):
+    model = {"heads": 7, "hidden": 56, "ffn": 49, "config": {}}
+    job = varied(load(folder.parent), grid={"tensor_parallel": 7}, model=model)
     with pytest.raises(JobError, match=r"vocabulary: 300 is not divisible by tensor_parallel = 7; its weights"):
-        msgspec.structs.replace(
-            (job := load(folder.parent)),
-            grid=msgspec.structs.replace(job.grid, tensor_parallel=7),
-            model=msgspec.structs.replace(job.model, heads=7, hidden=56, ffn=49, config={}),
-        ).validate()
+        job.validate()
 
 
 def test_invalid_weights_are_refused(folder):
@@ -120,9 +119,8 @@ def test_invalid_weights_are_refused(folder):
 def test_other_model_than_the_weights_is_refused_before_it_runs(folder):
     job = load(folder.parent)
     require_model_of_weights(job.model)
-    other = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=4))
     with pytest.raises(JobError, match=r"\[model\] layers: 4, but the weights in \S+ have 2;"):
-        check_request(other, 1, (), frozenset())
+        require_startable(varied(job, model={"layers": 4}))
     with pytest.raises(JobError, match=r"has no tensor embedding.word_embeddings.weight"):
         run(one_f_one_b(job.shape), job, steps=1)
 

@@ -1,7 +1,5 @@
 """Job: one TOML file, errors that name file and key, defaults that resolve and read back."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -9,6 +7,8 @@ from recycle import Job, JobError, Profile
 from recycle.job import price
 from recycle.job.pricing import parse_bytes
 from recycle.job.reference import reference_page
+from tests import DOCS
+from tests.jobs import varied
 
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
 
@@ -150,7 +150,7 @@ def test_sizes_are_decimal_or_binary_by_their_unit(text, size):
 
 
 def test_the_reference_of_the_job_file_is_that_of_the_types():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text()
+    page = (DOCS / "reference" / "job.md").read_text()
     assert page == reference_page(), "write it again with: python -m recycle.job.reference docs/reference/job.md"
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) == sum(len(msgspec.structs.fields(section.type)) for section in msgspec.structs.fields(Job))
@@ -179,7 +179,7 @@ def test_an_automatic_split_leaves_the_last_stage_room_for_the_head():
     assert Job.from_toml(text.replace("layers = 12", "layers = 14")).model.split == [3, 4, 3, 4]
     head = Job.from_toml(text + '[times]\nprofile = "analytic"\n')
     assert head.model.split == [3, 4, 4, 1]
-    slowest = [max(price(job).prices.forward) for job in (head, with_even_split(head))]
+    slowest = [max(price(job).prices.forward) for job in (head, varied(head, model={"split": None}))]
     assert slowest[0] < 0.75 * slowest[1]
     with pytest.raises(JobError, match=r"\[model\] split: 3 layer\(s\) cannot be cut into 4 stages"):
         Job.from_toml(text.replace("layers = 12", "layers = 3"))
@@ -191,7 +191,3 @@ def test_an_automatic_split_leaves_the_last_stage_room_for_the_head():
         layers = [3 * time / price(head).prices.forward[0] for time in job.prices.forward]
         loads = [sum(layers[s] for s in job.shape.stages_of_rank(rank)) for rank in range(2)]
         assert max(loads) == pytest.approx(7, abs=0.01), "7.5 with the other split"
-
-
-def with_even_split(job: Job) -> Job:
-    return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=None))

@@ -36,16 +36,16 @@ class LiveWorkers(WarmPool):
     def form(self, live: Sequence[Worker]):
         """Have these workers form the next generation."""
         self.generation += 1
-        self._ask(live, "form", self.generation, list(map(str, live)))
+        self.answers(live, "form", self.generation, list(map(str, live)))
 
-    def results(self, live: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
-        return self._ask(live, "collect")
-
-    def stepped(self, live: Sequence[Worker]) -> dict[Worker, str]:
-        return self._ask(live, "step")
-
-    def saved(self, live: Sequence[Worker]) -> dict[Worker, list[Any]]:
-        return self._ask(live, "save")
+    def answers(self, live: Sequence[Worker], *request) -> dict[Worker, Any]:
+        """What these workers answer to a request, as `_make_worker` has it."""
+        for worker in live:
+            self.send(global_rank(worker), *request)
+        answers = {worker: self.receive(global_rank(worker)) for worker in live}
+        for worker, answer in answers.items():
+            assert not hasattr(answer, "text"), f"{worker}: {answer}"
+        return answers
 
     def sum_between_iterations(self, live: Sequence[Worker], interrupted: Worker) -> dict[Worker, Any]:
         """Have all sum their ranks, and form the next generation: one of them before it has the result."""
@@ -71,14 +71,6 @@ class LiveWorkers(WarmPool):
         self.await_end(global_rank(VICTIM))
         self.store.set(f"{self.generation}/over", "1")
         return {worker: self.receive(global_rank(worker)) for worker in survivors}
-
-    def _ask(self, live: Sequence[Worker], *request) -> dict[Worker, Any]:
-        for worker in live:
-            self.send(global_rank(worker), *request)
-        answers = {worker: self.receive(global_rank(worker)) for worker in live}
-        for worker, answer in answers.items():
-            assert not hasattr(answer, "text"), f"{worker}: {answer}"
-        return answers
 
 
 def global_rank(worker: Worker) -> int:
@@ -168,20 +160,14 @@ def _make_worker(store, rank: int):
             dist.all_reduce(torch.zeros(1), group=groups["hosts"])
         return str(error.value)
 
-    def answer(request, *arguments):
-        if request == "die":
-            os.kill(os.getpid(), 9)
-        return {
-            "form": form,
-            "block": block,
-            "interrupted": interrupted,
-            "continued": continued,
-            "collect": lambda: _collect(groups, own),
-            "save": save,
-            "step": step,
-        }[request](*arguments)
+    def collect():
+        return _collect(groups, own)
 
-    return answer
+    def die():
+        os.kill(os.getpid(), 9)
+
+    requests = {call.__name__: call for call in (form, block, interrupted, continued, collect, save, step, die)}
+    return lambda request, *arguments: requests[request](*arguments)
 
 
 def _end_when_told(watch, generation: int, over: threading.Event, plugin: Gloo):
@@ -246,12 +232,9 @@ def _collect(groups, own: Worker, between=False):
         "send": lambda: dist.isend(torch.zeros(1), 0),
         "all_to_all": lambda: dist.all_to_all_single(torch.zeros(1), torch.ones(1), group=groups["own"]),
         "all_gather": lambda: dist.all_gather_single(torch.zeros(800_000), torch.zeros(400_000), groups["hosts"]),
-        **(
-            {"all_reduce": lambda: dist.all_reduce(torch.zeros(1), group=groups["others"])}
-            if "others" in groups
-            else {}
-        ),
     }
+    if "others" in groups:
+        refused["all_reduce"] = lambda: dist.all_reduce(torch.zeros(1), group=groups["others"])
     found["refused"] = {name: _error(call) for name, call in refused.items()}
     return found
 

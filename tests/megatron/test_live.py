@@ -58,7 +58,7 @@ def expected(live: list[Worker], own: Worker):
 
 def require_rules(workers: LiveWorkers, live: list[Worker]):
     workers.form(live)
-    for worker, found in workers.results(live).items():
+    for worker, found in workers.answers(live, "collect").items():
         refused = found.pop("refused")
         assert found == expected(live, worker)
         calls = {"reduce_scatter", "send", "all_to_all", "all_gather"}
@@ -66,13 +66,13 @@ def require_rules(workers: LiveWorkers, live: list[Worker]):
         for call, error in refused.items():
             assert error.startswith(f"torch.distributed: {call}"), error
             assert error.endswith("has no rule in a session")
-    for error in workers.stepped(live).values():
+    for error in workers.answers(live, "step").values():
         assert error.startswith("the optimizer's step makes a collective over all hosts of a stage")
 
 
 def test_a_process_answers_alone_before_its_first_generation(workers):
     own = Worker(1, 2)
-    found = workers.results([own])[own]
+    found = workers.answers([own], "collect")[own]
     assert found["sum world"] == found["mean hosts"] == found["broadcast pipeline"] == value(own)
     assert found["gathered world"] == [value(own)] * SHAPE.worker_count
     assert found["objects"] == [str(own)] * SHAPE.worker_count
@@ -103,7 +103,7 @@ def test_an_interrupted_process_gets_the_result_that_the_others_have(workers):
 def test_the_first_live_host_of_each_stage_saves_in_a_world_of_its_own(workers):
     live = [worker for worker in ALL if worker != Worker(0, 0)]
     workers.form(live)
-    found, savers = workers.saved(live), [Worker(1, 0), Worker(0, 1), Worker(0, 2)]
+    found, savers = workers.answers(live, "save"), [Worker(1, 0), Worker(0, 1), Worker(0, 2)]
     for number, worker in enumerate(savers):
         assert found.pop(worker) == [number, list(map(str, savers)), f"for {number}"]
     assert list(found.values()) == [[], []]

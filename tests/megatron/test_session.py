@@ -5,7 +5,6 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from recycle import Job, JobError, Profile, RunError, Schedule, Worker
@@ -16,6 +15,7 @@ from recycle.exec.launch.trackers import Observer
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Compute
 from recycle.runs.logs import plan_file
+from tests import ROOT
 from tests.cli.command import Command
 from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
@@ -29,10 +29,11 @@ from tests.exec.runs import (
     processes_writing_below,
     shared_memory,
 )
+from tests.jobs import varied
 
 pytestmark = pytest.mark.process
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
+SCRIPT = ROOT / "examples" / "megatron_loop" / "survive.py"
 SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS, MICRO_BATCHES = 6, 2
 MISUSE = Path(__file__).with_name("misuse.py")
@@ -214,7 +215,7 @@ def test_parts_of_a_distributed_optimizer_have_two_holders(survive, ranks, accum
     assert live(result) == [4 * ranks - dead for dead in (0, 1, 1, 1, 2, 2)]
     if accumulation == "exact":
         assert result.losses == calm.losses
-        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
+        assert result.digests.items() <= calm.digests.items()
     else:
         assert result.losses == pytest.approx(calm.losses, rel=1e-6)
 
@@ -254,7 +255,7 @@ def test_other_models_losses_and_shapes_survive_and_return(survive, options, key
         assert result.losses == pytest.approx(calm.losses, rel=1e-6)
     else:
         assert result.losses == calm.losses
-        assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
+        assert result.digests.items() <= calm.digests.items()
     assert calm.losses[-1] < calm.losses[0]
 
 
@@ -339,51 +340,55 @@ def logged(result: RunResult, worker: str, what: str) -> list[float]:
     return [float(loss) for loss in re.findall(rf"^{what}.* lm loss (\S+)$", text, re.MULTILINE)]
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_a_node_is_lost_and_returns(survive, tmp_path):
-    etcd, steps, described = EtcdServer(tmp_path), 60, job(3)
-    spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
-    calm = survive(described, steps=steps)
-    cluster = Cluster(tmp_path, spread, etcd, tmp_path.name, "--steps", str(steps))
-    command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}"
-    try:
+NODES_JOB = job(3)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the agents of three nodes with two workers each, with options of the agents and of the script."""
+    if ETCD is None:
+        pytest.skip("no etcd: install Debian's etcd-server")
+    etcd, clusters = EtcdServer(tmp_path), []
+
+    def begin(*options, script=()):
+        spread = varied(NODES_JOB, cluster={"workers_per_node": 2})
+        command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}", *script
+        clusters.append(Cluster(tmp_path, spread, etcd, tmp_path.name, *options))
         for node in range(3):
-            cluster.start(node, *command)
-        cluster.reach_step(2)
-        cluster.kill(cluster.coordinator())
-        cluster.reach(lambda: cluster.lines("metrics")[-1]["live_workers"] < 6, "the loss of the node")
-        cluster.start(next(node for node, agent in cluster.agents.items() if agent.poll() is not None), *command)
-        cluster.reach(lambda: cluster.events("rejoined") != [], "the return of the node")
-        cluster.finish()
-        cluster.assert_trained_as(calm)
-    finally:
+            clusters[-1].start(node, *command)
+        return clusters[-1], command
+
+    yield begin
+    for cluster in clusters:
         cluster.end()
-        etcd.end()
+    etcd.end()
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_a_script_starts_again_on_all_nodes(survive, tmp_path):
-    etcd, steps, described = EtcdServer(tmp_path), 8, job(3)
-    spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
-    calm = survive(described, steps=steps)
+def test_a_node_is_lost_and_returns(survive, start):
+    calm = survive(NODES_JOB, steps=60)
+    cluster, command = start("--steps=60")
+    cluster.reach_step(2)
+    cluster.kill(cluster.coordinator())
+    cluster.reach(lambda: cluster.lines("metrics")[-1]["live_workers"] < 6, "the loss of the node")
+    cluster.start(next(node for node, agent in cluster.agents.items() if agent.poll() is not None), *command)
+    cluster.reach(lambda: cluster.events("rejoined") != [], "the return of the node")
+    cluster.finish()
+    cluster.assert_trained_as(calm)
+
+
+@pytest.mark.soak
+def test_a_script_starts_again_on_all_nodes(survive, start, tmp_path):
+    calm = survive(NODES_JOB, steps=8)
     faults = [f"--fault=kill:{k}.{r}@{step}" for r, step in ((1, 3), (0, 6)) for k in range(3)]
-    cluster = Cluster(tmp_path, spread, etcd, tmp_path.name, f"--steps={steps}", "--restarts=1", *faults)
     (tmp_path / "saved").mkdir()
-    command = "--", sys.executable, str(SCRIPT), f"--micro-batches={MICRO_BATCHES}"
-    try:
-        for node in range(3):
-            cluster.start(node, *command, f"--checkpoints={tmp_path / 'saved'}")
-        for node in range(3):
-            cluster.reach_end(node, 75)
-        metrics = cluster.lines("metrics")
-        assert [line["loss"] for line in metrics] == calm.losses[:6]
-        assert [line["live_workers"] for line in metrics] == [6] * 6
-        assert [event["step"] for event in cluster.events("restored")] == [3]
-    finally:
-        cluster.end()
-        etcd.end()
+    cluster, _ = start("--steps=8", "--restarts=1", *faults, script=[f"--checkpoints={tmp_path / 'saved'}"])
+    for node in range(3):
+        cluster.reach_end(node, 75)
+    metrics = cluster.lines("metrics")
+    assert [line["loss"] for line in metrics] == calm.losses[:6]
+    assert [line["live_workers"] for line in metrics] == [6] * 6
+    assert [event["step"] for event in cluster.events("restored")] == [3]
 
 
 @pytest.mark.soak

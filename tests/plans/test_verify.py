@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -30,9 +29,10 @@ from recycle.solve.planner import plan
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
+from tests import ROOT
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
-VERIFIER = Path(__file__).parents[2] / "recycle/plans/verify.py"
+VERIFIER = ROOT / "recycle/plans/verify.py"
 
 
 def certified(priced: PricedJob, problem: Problem, bound: Bound, order: Order | None = None) -> Plan:

@@ -12,9 +12,10 @@ from recycle import Job, Link, Profile
 from recycle.runs.metrics import EVENT_KINDS, RUN_METRICS
 from recycle.runs.read_report import RunRecord
 from recycle.runs.report import report_of
+from tests import DOCS
 from tests.runs.test_report import ATTEMPTS, EVENTS, METRICS, UNIT, event, line
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+REFERENCE = DOCS / "reference"
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
 
 

@@ -16,6 +16,14 @@ def event(time: float, kind: str, **fields):
     return {"time": time, "kind": kind, **fields}
 
 
+def generation(time: float, number=2, step=2):
+    return event(time, "generation", generation=number, step=step)
+
+
+def death(time: float, step=2, worker="1.1", cause="killed by SIGKILL"):
+    return event(time, "detected", worker=worker, step=step, cause=cause)
+
+
 METRICS = [
     line(0, 12.0, 1, began=11.0),
     line(1, 13.0, 1),
@@ -24,12 +32,12 @@ METRICS = [
     line(4, 22.0, 3, began=21.0),
 ]
 EVENTS = [
-    event(10.0, "generation", generation=1, step=0),
-    event(15.0, "detected", worker="1.1", step=2, cause="killed by SIGKILL"),
-    event(16.0, "generation", generation=2, step=2),
+    generation(10.0, 1, 0),
+    death(15.0),
+    generation(16.0),
     event(17.2, "recovered", step=2, generation=2),
     event(19.1, "checkpoint", step=2, stalled=0.1),
-    event(20.0, "generation", generation=3, step=4),
+    generation(20.0, 3, 4),
     event(21.0, "rejoined", worker="1.1", step=4),
 ]
 ATTEMPTS = {
@@ -80,125 +88,98 @@ def test_parts_of_a_run():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "events", "attempts", "expected"),
+    ("evaluated", "metrics", "events", "attempts", "expected"),
     [
-        (
-            METRICS,
-            EVENTS,
+        pytest.param(
+            {},
+            METRICS[2:],
+            EVENTS[1:],
             ATTEMPTS,
             [
                 ("failure", 2, "1.1 killed by SIGKILL", {"redone": 0.5, "waiting": 1.5, "planning": 1, "forming": 1}),
                 ("re-join", 4, "1.1 re-joined", {"waiting": 0.5, "moving": 1.0}),
             ],
+            id="failure",
         ),
-        # A drain repeats no work.
-        (
-            [*METRICS[:2], line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)],
-            [
-                EVENTS[0],
-                event(13.1, "generation", generation=2, step=2),
-                event(13.4, "drained", worker="1.1", step=2, seconds=1.0),
-            ],
+        pytest.param(
+            {},
+            [line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)],
+            [generation(13.1), event(13.4, "drained", worker="1.1", step=2, seconds=1.0)],
             BEFORE,
             [("drain", 2, "1.1 left", {"planning": 0.1, "forming": 0.1})],
+            id="a drain repeats no work",
         ),
-        # Layers move: nothing waits for a re-join.
-        (
-            [*METRICS[:2], line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)],
+        pytest.param(
+            {},
+            [line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)],
             [
-                EVENTS[0],
                 event(13.0, "layout", step=2, moves=True),
-                event(13.4, "generation", generation=2, step=2),
+                generation(13.4),
                 event(14.0, "moved", worker="1.0", step=2, units=[4, 6]),
                 event(14.0, "moved", worker="1.0", step=2, units=[1, 2]),
                 event(14.0, "moved", worker="0.1", step=2, units=[3, 4]),
             ],
             BEFORE,
             [("layout", 2, "layers moved to 1.0; layers moved to 0.1", {"planning": 0.4, "moving": 0.6})],
+            id="layers move and nothing waits for a re-join",
         ),
         # Steps 2 and 3 were after the restored checkpoint and have no lines; the restart took three seconds.
-        (
-            [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
-            [
-                EVENTS[0],
-                event(15.0, "detected", worker="1.1", step=4, cause="killed by SIGKILL"),
-                event(15.5, "restored", step=2, checkpoint="step-00000001"),
-                event(18.0, "generation", generation=2, step=2),
-            ],
+        pytest.param(
+            {},
+            [line(2, 20.0, 2, began=19.0)],
+            [death(15.0, step=4), event(15.5, "restored", step=2, checkpoint="step-00000001"), generation(18.0)],
             {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)},
             [("failure", 2, "1.1 killed by SIGKILL", {"redone": 2.0, "starting": 3.0, "forming": 1.0})],
+            id="restore",
         ),
-        # A death in the evaluation after the last iteration: the next generation only evaluates.
-        (
-            [METRICS[0], METRICS[1] | {"eval_seconds": 4.0}],
-            [
-                EVENTS[0],
-                event(14.0, "detected", worker="1.1", step=2, cause="killed by SIGKILL"),
-                event(14.5, "generation", generation=2, step=2),
-                event(15.5, "recovered", generation=2, step=2),
-            ],
+        # The next generation only evaluates.
+        pytest.param(
+            {"eval_seconds": 4.0},
+            [],
+            [death(14.0), generation(14.5), event(15.5, "recovered", generation=2, step=2)],
             BEFORE,
             [("failure", 2, "1.1 killed by SIGKILL", {"planning": 0.5, "forming": 1.0})],
+            id="a death in the evaluation after the last iteration",
         ),
-        # Hosts of one stage share it in another way, for which nothing is copied.
-        (
-            [*METRICS[:2], line(2, 15.0, 2, began=14.0)],
-            [
-                EVENTS[0],
-                event(13.0, "layout", step=2, moves=True),
-                event(13.4, "generation", generation=2, step=2),
-            ],
+        # Hosts of one stage share it in another way.
+        pytest.param(
+            {},
+            [line(2, 15.0, 2, began=14.0)],
+            [event(13.0, "layout", step=2, moves=True), generation(13.4)],
             BEFORE,
             [("layout", 2, "another layout, without copies", {"planning": 0.4, "forming": 0.6})],
+            id="layout without copies",
         ),
-        # The same, decided in the evaluation after step 1, which lasts until 13.3.
-        (
-            [METRICS[0], METRICS[1] | {"eval_loss": 1.0, "eval_seconds": 0.3}, line(2, 15.0, 2, began=14.0)],
-            [
-                EVENTS[0],
-                event(13.1, "layout", step=2, moves=True),
-                event(13.4, "generation", generation=2, step=2),
-            ],
+        pytest.param(
+            {"eval_loss": 1.0, "eval_seconds": 0.3},
+            [line(2, 15.0, 2, began=14.0)],
+            [event(13.1, "layout", step=2, moves=True), generation(13.4)],
             BEFORE,
             [("layout", 2, "another layout, without copies", {"planning": 0.1, "forming": 0.6})],
+            id="layout decided in an evaluation that lasts until 13.3",
         ),
-        # A resume after step 1, whose optimizer step ended after its commit, repeats nothing.
-        (
-            [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
-            [
-                EVENTS[0],
-                event(15.0, "restored", step=2, checkpoint="step-00000001"),
-                event(18.0, "generation", generation=2, step=2),
-            ],
+        # The optimizer step of step 1 ended after its commit.
+        pytest.param(
+            {},
+            [line(2, 20.0, 2, began=19.0)],
+            [event(15.0, "restored", step=2, checkpoint="step-00000001"), generation(18.0)],
             {**BEFORE, (1, 1): Activity(4, 3.0, 0.4, 12.0, 13.4)},
             [("restart", 2, "back to step-00000001", {"starting": 5.0, "forming": 1.0})],
+            id="a resume repeats nothing",
         ),
-        # The evaluation after step 1, which began at 13.0, is interrupted and repeated until 17.4.
-        (
-            [METRICS[0], METRICS[1] | {"eval_loss": 1.0, "eval_seconds": 4.4}, line(2, 18.0, 2, 3, began=17.0)],
-            [
-                EVENTS[0],
-                event(15.0, "detected", worker="1.1", step=2, cause="no heartbeat for 2 s"),
-                event(15.5, "generation", generation=2, step=2),
-            ],
+        pytest.param(
+            {"eval_loss": 1.0, "eval_seconds": 4.4},
+            [line(2, 18.0, 2, 3, began=17.0)],
+            [death(15.0, cause="no heartbeat for 2 s"), generation(15.5)],
             BEFORE,
             [("failure", 2, "1.1 no heartbeat for 2 s", {"planning": 0.5, "forming": 1.5})],
+            id="an evaluation that is interrupted and repeated until 17.4",
         ),
     ],
-    ids=[
-        "failure",
-        "drain",
-        "layout",
-        "restore",
-        "last evaluation",
-        "layout without copies",
-        "layout in an evaluation",
-        "resume",
-        "evaluation",
-    ],
 )
-def test_costs_of_changes(metrics, events, attempts, expected):
-    report = report_of(metrics, events, attempts)
+def test_costs_of_changes(evaluated, metrics, events, attempts, expected):
+    """After two steps, the second with these figures of its evaluation."""
+    report = report_of([METRICS[0], METRICS[1] | evaluated, *metrics], [EVENTS[0], *events], attempts)
     assert_whole(report)
     changes = [(change.kind, change.step, change.what, rounded(change.costs)) for change in report.changes]
     assert changes == expected
@@ -208,8 +189,8 @@ def test_costs_of_changes(metrics, events, attempts, expected):
 def test_generation_that_never_ran_and_run_without_logs():
     events = [
         *EVENTS[:3],
-        event(16.5, "detected", worker="0.0", step=2, cause="killed by SIGKILL"),
-        event(16.6, "generation", generation=3, step=2),
+        death(16.5, worker="0.0"),
+        generation(16.6, 3),
     ]
     report = report_of([*METRICS[:2], line(2, 18.0, 3, 2, began=17.0)], events, {})
     assert_whole(report)

@@ -1,14 +1,11 @@
 """The smallest period of a tiny problem, over every route and every order that its memory admits."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from math import factorial, prod
 
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Profile
+from recycle import Profile, simulate
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.order_kernels import time_order
 

@@ -1,14 +1,13 @@
 """Jobs for the planner's tests: a few by name, and hypothesis strategies for small ones of any kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from recycle.job import Job, PricedJob, price
-from recycle.job.shape import Worker
+from recycle import Job, Worker
+from recycle.job import PricedJob, price
+from recycle.solve.problem import Problem
 
 
 def job(
@@ -56,3 +55,8 @@ def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
         count = draw(st.integers(0, pipelines - 1))
         dead += [Worker(k, rank) for k in draw(st.permutations(range(pipelines)))[:count]]
     return priced, dead
+
+
+def small_problems() -> st.SearchStrategy[tuple[PricedJob, Problem]]:
+    """The jobs of `small_jobs`, with their problems."""
+    return small_jobs().map(lambda case: (case[0], Problem.from_job(*case)))

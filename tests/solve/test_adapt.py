@@ -1,11 +1,8 @@
 """A schedule adapted to dead workers: its placement, near its order, valid, and no shorter than the work."""
 
-from __future__ import annotations
-
 import pytest
 
-from recycle import Job, Shape, check, simulate
-from recycle.errors import PlanError
+from recycle import Job, PlanError, Shape, check, simulate
 from recycle.ir.families import FAMILIES
 from recycle.job import PricedJob, price
 from recycle.job.sections import MemorySection, ShapeSection
@@ -18,7 +15,7 @@ def job(limit: int | None = None) -> PricedJob:
 
 @pytest.mark.parametrize("family", ["zb-v", "v-half", "dualpipe-v", "interleaved", "looped-bfs"])
 @pytest.mark.parametrize("vector", [(0, 0, 0, 0), (0, 1, 0, 0), (2, 0, 1, 2)])
-def test_adapted_schedule_is_valid_on_its_placement(family: str, vector: tuple[int, ...]) -> None:
+def test_adapted_schedule_is_valid_on_its_placement(family, vector):
     like = FAMILIES[family](Shape(3, 4, 8, 2))
     plan = adapt(job(), like, vector)
     assert check(plan.schedule) == []
@@ -32,7 +29,7 @@ def test_adapted_schedule_is_valid_on_its_placement(family: str, vector: tuple[i
         assert plan.period <= simulate(like).period
 
 
-def test_micro_batches_of_dead_workers_are_spread_evenly() -> None:
+def test_micro_batches_of_dead_workers_are_spread_evenly():
     like = FAMILIES["zb-v"](Shape(3, 4, 8, 2))
     schedule = adapt(job(), like, (0, 0, 1, 0)).schedule
     forwards = {
@@ -46,7 +43,7 @@ def test_micro_batches_of_dead_workers_are_spread_evenly() -> None:
         assert sum(batch.pipeline == 2 for batch in forwards[name]) == 4
 
 
-def test_memory_limits_are_kept() -> None:
+def test_memory_limits_are_kept():
     like = FAMILIES["v-min"](Shape(3, 4, 8, 2))
     plan = adapt(job(limit=6), like, (1, 0, 0, 1))
     assert max(peak for peak in simulate(plan.schedule).peak_activations if peak is not None) <= 6

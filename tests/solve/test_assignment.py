@@ -4,22 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from recycle.ir.check import check
-from recycle.job.profile import Link, Profile
+from recycle import Link, Profile, check
 from recycle.solve.assignment import assign_by_load, assign_by_slots, avoid_slow_links, home_hosts
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
 from recycle.solve.template import copy_to_pipelines, template_problem, unfold
-from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+from tests.solve.jobs import DEAD, job, small_problems, worked_example
 
 
 @settings(max_examples=30)
-@given(small_jobs())
+@given(small_problems())
 def test_slots_give_each_worker_at_most_one_micro_batch_of_a_stage(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    _, problem = case
     assignment, n = assign_by_slots(problem), problem.micro_batches
     host = assignment.host.reshape(problem.shape.stages, n)
     for stage, row in enumerate(host.tolist()):
@@ -35,10 +33,9 @@ def test_slots_give_each_worker_at_most_one_micro_batch_of_a_stage(case):
 
 
 @settings(max_examples=30)
-@given(small_jobs())
+@given(small_problems())
 def test_load_of_equal_hosts_differs_by_at_most_one_and_live_homes_keep_theirs(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    _, problem = case
     assignment = assign_by_load(problem)
     for row, hosts in zip(assignment.host.reshape(problem.shape.stages, -1), problem.hosts, strict=True):
         assert np.ptp([(row == w).sum() for w in hosts]) <= 1
@@ -62,10 +59,9 @@ def test_hosts_are_exchanged_within_slots_to_avoid_a_slow_link(dead):
 
 @pytest.mark.search
 @settings(max_examples=30)
-@given(small_jobs())
+@given(small_problems())
 def test_copied_template_is_valid_and_not_longer(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     assume(problem.shape.ranks > 1 or problem.shape.chunks == 1 or problem.link == 0)
     assignment = assign_by_slots(problem)
     template = template_problem(problem, assignment.slots)
@@ -78,10 +74,9 @@ def test_copied_template_is_valid_and_not_longer(case):
 
 @pytest.mark.search
 @settings(max_examples=30)
-@given(small_jobs())
+@given(small_problems())
 def test_unfolded_template_is_valid(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     for running in {len(hosts) for hosts in problem.hosts}:
         assignment = assign_by_slots(problem, running)
         template = template_problem(problem, assignment.slots, running)

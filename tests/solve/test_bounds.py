@@ -5,8 +5,6 @@ chunks, tight memory, transfers that queue, both optimizers. CP-SAT's schedules 
 and with the period that `simulate` gives them, so an error in its model cannot make a sound bound look wrong.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import random
@@ -19,11 +17,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchmarks import cp_sat
+from recycle import Profile, Worker, simulate
 from recycle.ir.families import interleaved, looped_bfs
-from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.job.profile import Profile
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.solve import bounds, time_indexed
 from recycle.solve.bounds import RisingBound, closed_form, fluid, lower_bound, rising_bounds
@@ -33,7 +29,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
 from tests.solve.exhaustive import best_of_all, count_of_orders
-from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+from tests.solve.jobs import DEAD, job, small_jobs, small_problems, worked_example
 
 FEW_SLOTS = [4, 3, 2, 1]
 MOST_ORDERS = 300
@@ -85,10 +81,9 @@ def test_closed_form_of_many_workers_is_fast():
 
 @pytest.mark.search
 @settings(max_examples=10)
-@given(small_jobs())
+@given(small_problems())
 def test_no_constructed_schedule_beats_the_bound(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     bound = lower_bound(problem)
     assert closed_form(problem) <= bound + 1e-9
     for policy in itertools.islice(portfolio(problem), 3):
@@ -164,7 +159,7 @@ def test_aligned_grid_is_tighter_with_little_memory():
 
 def tiny_problems(count: int) -> list[tuple[PricedJob, Problem]]:
     """The first jobs, by seed, that have few enough orders to try them all, and more than one."""
-    problems: list[tuple[PricedJob, Problem]] = []
+    problems = []
     seed = 0
     while len(problems) < count:
         priced, dead = cp_sat.small_job(random.Random(seed), most=2)

@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from recycle.errors import PlanError
-from recycle.job.shape import Worker
+from recycle import PlanError, Worker
 from recycle.plans import PlanLibrary, count_vectors, likely_vectors
 from recycle.solve import filling
 from recycle.solve.filling import library_vectors, plan_library

@@ -1,16 +1,11 @@
 from hypothesis import given, settings
 
-from recycle.ir.check import check
+from recycle import Profile, Schedule, Shape, check, simulate
 from recycle.ir.instruction import BackwardWeight
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Profile
-from recycle.job.shape import Shape
 from recycle.solve.effort import Deadline
 from recycle.solve.fuse_backward import fuse_backward
-from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy
-from tests.solve.jobs import small_jobs
+from tests.solve.jobs import small_problems
 
 
 def test_first_stage_is_fused_and_a_stage_with_waiting_neighbors_is_not():
@@ -27,10 +22,9 @@ def test_separate_halves_are_not_fused():
 
 
 @settings(max_examples=40)
-@given(small_jobs())
+@given(small_problems())
 def test_fusing_keeps_schedules_valid_and_is_not_slower(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     schedule, profile = problem.schedule(schedule_by_policy(problem)), priced.profile()
     fused, timeline = fuse_backward(schedule, profile, Deadline(None))
     before = simulate(schedule, profile)

@@ -4,9 +4,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import PlanError
-from recycle.job.profile import Link, Profile
-from recycle.job.shape import Shape, Worker
+from recycle import Link, PlanError, Profile, Shape, Worker
 from recycle.plans import arrange, dead_roles, failure_vector, moves_needed
 from recycle.solve.bounds import closed_form
 from recycle.solve.normalize import StageBounds, cheapest, normal_vectors, normalize

@@ -2,28 +2,25 @@
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import PlanError
-from recycle.ir.check import check
+from recycle import PlanError, check
 from recycle.ir.instruction import Offload
 from recycle.ir.kinds import HostCopy, is_kind
-from recycle.job import price
 from recycle.job.sections import MemorySection
 from recycle.plans import Plan
 from recycle.plans.library import job_key
 from recycle.plans.verify import verify
 from recycle.solve.offload import with_offloads
 from recycle.solve.planner import plan
+from tests.jobs import varied
 from tests.solve.jobs import job, small_jobs
 
 
 def offloading(priced, bandwidth):
-    memory = msgspec.structs.replace(priced.memory, offload="auto", host_bandwidth=bandwidth)
-    return priced.with_sections(memory=memory)
+    return varied(priced, memory={"offload": "auto", "host_bandwidth": bandwidth})
 
 
 def offloads(schedule):
@@ -66,14 +63,13 @@ def test_copies_keep_any_limit_that_they_claim_to_keep(small, bandwidth):
 def test_a_profile_without_the_bandwidth_is_refused(tmp_path):
     limited = job(1, 2, 2, 2)
     limited.prices.save(tmp_path / "profile.json")
-    times = msgspec.structs.replace(limited.times, profile=str(tmp_path / "profile.json"))
-    memory = msgspec.structs.replace(limited.memory, offload="auto")
+    times = {"profile": str(tmp_path / "profile.json")}
     with pytest.raises(PlanError, match=r"\[memory\] offload: the profile has no host_bandwidth"):
-        plan(price(limited.with_sections(times=times, memory=memory)))
+        plan(varied(limited, times=times, memory={"offload": "auto"}))
 
 
 def test_a_library_keeps_plans_with_and_without_offloads_apart():
     limited = job(1, 2, 2, 2)
-    stated = limited.with_sections(memory=msgspec.structs.replace(limited.memory, host_bandwidth=1.0))
+    stated = varied(limited, memory={"host_bandwidth": 1.0})
     assert len({job_key(stated), job_key(offloading(limited, 1.0)), job_key(limited)}) == 3
     assert offloading(limited, 1.0).prices.digest() == stated.prices.digest() != limited.prices.digest()

@@ -1,15 +1,12 @@
 """Placement and split chosen together, within memory, from the first plans."""
 
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from recycle.errors import PlanError
-from recycle.ir.simulate import simulate
-from recycle.job import Job, price
-from recycle.job.shape import Placing, Worker
+from recycle import Job, PlanError, Worker, simulate
+from recycle.job import price
 from recycle.solve.partition import PLACEMENTS, _first_period
 from recycle.solve.planner import plan
 from tests.cli.command import Command
@@ -51,7 +48,7 @@ def splits(layers: int, stages: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("limit", "chunks", "placement"), [("60 GiB", 1, "loop"), ("200 GiB", 1, "loop"), ("75 GiB", 2, "auto")]
 )
-def test_the_split_is_as_good_as_the_best_of_all_splits(limit: str, chunks: int, placement: Placing) -> None:
+def test_the_split_is_as_good_as_the_best_of_all_splits(limit, chunks, placement):
     ranks = 3 if chunks == 1 else 2
     job = heavy(limit, 12, ranks, chunks, placement)
     settled = price(job)
@@ -64,7 +61,7 @@ def test_the_split_is_as_good_as_the_best_of_all_splits(limit: str, chunks: int,
     assert sum(settled.layers_per_stage()) == 12
 
 
-def test_a_split_that_fits_into_memory_is_found_where_the_even_one_does_not() -> None:
+def test_a_split_that_fits_into_memory_is_found_where_the_even_one_does_not():
     job = heavy("40 GiB", 32, ranks=8)
     even = heavy("40 GiB", 32, ranks=8, split=str(job.model.split))
     with pytest.raises(PlanError, match="activation"):
@@ -73,7 +70,7 @@ def test_a_split_that_fits_into_memory_is_found_where_the_even_one_does_not() ->
     assert price(job).to_toml() == price(Job.from_toml(price(job).to_toml())).to_toml()
 
 
-def test_all_users_of_a_job_have_one_placement_and_split() -> None:
+def test_all_users_of_a_job_have_one_placement_and_split():
     job = heavy("110 GiB", 12, ranks=2, chunks=2, placement="auto")
     for failed in ((), (Worker(0, 1),)):
         planned = plan(job, failed, steps=10)
@@ -81,7 +78,7 @@ def test_all_users_of_a_job_have_one_placement_and_split() -> None:
         assert simulate(planned.schedule, price(job).prices).period == pytest.approx(planned.period)
 
 
-def test_a_profile_keeps_the_split_it_was_measured_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_keeps_the_split_it_was_measured_with(tmp_path, capsys):
     job = price(heavy("90 GiB", 12))
     text = HEAVY.format(limit="90 GiB", ranks=3, chunks=1, placement="loop", layers=12, split='"auto"')
     (tmp_path / "job.toml").write_text(text.replace('"analytic"', '"measured.json"') + "[planner]\nsteps = 1\n")

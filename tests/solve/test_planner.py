@@ -1,24 +1,19 @@
 import pickle
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchmarks.automatic_schedules import AUTOMATIC
 from benchmarks.gaps import ONE_CHUNK, zero_bubble_task
-from recycle.errors import PlanError
-from recycle.ir.check import check
+from recycle import Link, PlanError, Worker, check, simulate
 from recycle.ir.operations import operations_of
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Link
-from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
 from recycle.solve import effort
 from recycle.solve.planner import plan, plan_for_training
 from recycle.solve.problem import Problem
+from tests.jobs import repriced
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -64,14 +59,13 @@ def test_plan_is_valid_and_depends_only_on_seed_and_steps(case):
 @given(small_jobs(), st.floats(0.5, 2.0), st.floats(0.0, 2.0), st.floats(0.1, 3.0))
 def test_plan_for_unlike_workers_and_links_is_valid(case, speed, latency, reduce):
     priced, dead = case
-    prices = replace(priced.prices, speed={"0.0": speed}, links={"*.*>0.*": Link(latency)}, reduce=reduce)
-    priced = msgspec.structs.replace(priced, prices=prices)
+    priced = repriced(priced, speed={"0.0": speed}, links={"*.*>0.*": Link(latency)}, reduce=reduce)
     require_valid(plan(priced, dead, steps=100), priced, dead)
 
 
 def test_worker_that_is_alone_at_the_turn_of_a_v_sends_nothing_there():
     priced = job(1, 2, 2, chunks=2, placement="v")
-    priced = msgspec.structs.replace(priced, prices=replace(priced.prices, links={"0.0>0.1": Link(2.0)}))
+    priced = repriced(priced, links={"0.0>0.1": Link(2.0)})
     planned = plan(priced, steps=10)
     require_valid(planned, priced, [])
     assert planned.certified_bound == planned.lower_bound <= planned.period
@@ -148,30 +142,16 @@ def test_plan_for_training_moves_no_worker():
 @pytest.mark.parametrize("dead", [(), (Worker(3, 2),)])
 def test_plan_avoids_a_link_that_is_four_times_slower(link, dead):
     priced = job(4, 4, 6, 8, link=link, steps=20)
-    slow = replace(priced.prices, links={"1.0>1.1": Link(4 * link), "1.1>1.0": Link(4 * link)})
-    calm, around = plan(priced, dead), plan(msgspec.structs.replace(priced, prices=slow), dead)
-    unaware = simulate(calm.schedule, slow).period
-    assert around.lower_bound <= around.period == simulate(around.schedule, slow).period
+    slow = repriced(priced, links={"1.0>1.1": Link(4 * link), "1.1>1.0": Link(4 * link)})
+    calm, around = plan(priced, dead), plan(slow, dead)
+    unaware = simulate(calm.schedule, slow.prices).period
+    assert around.lower_bound <= around.period == simulate(around.schedule, slow.prices).period
     assert around.period <= 1.05 * calm.period < unaware
 
 
-@pytest.mark.parametrize(
-    ("priced", "dead", "message"),
-    [
-        (job(2, 2, 2), [(0, 1), (1, 1)], "no live worker is left for stage 1"),
-        (job(2, 2, 2, reroute=False), [(0, 1)], r"\[planner\] reroute: is false"),
-        (job(2, 2, 2, forward=[1.0, 0.0]), [], r"\[times\] forward: stage 1 takes 0; a plan needs a time above 0"),
-        (job(2, 2, 2, backward_input=[1.0, 0.0]), [], r"\[times\] backward_input: stage 1 takes 0"),
-    ],
-)
-def test_jobs_without_a_plan_are_refused(priced, dead, message):
-    with pytest.raises(PlanError, match=message):
-        plan(priced, [Worker(*position) for position in dead])
-
-
-def slowed(priced, speed):
-    """The job with workers of these speed factors."""
-    return msgspec.structs.replace(priced, prices=replace(priced.prices, speed=speed))
+def test_dead_worker_is_refused_if_the_job_forbids_re_routing():
+    with pytest.raises(PlanError, match=r"\[planner\] reroute: is false"):
+        plan(job(2, 2, 2, reroute=False), [Worker(0, 1)])
 
 
 @pytest.mark.search
@@ -185,7 +165,7 @@ def slowed(priced, speed):
     ],
 )
 def test_plan_is_not_worse_than_without_the_slow_worker(shape, limit, dead, slow, factor):
-    priced = slowed(job(*shape, limit, steps=400), {f"{slow[0]}.{slow[1]}": factor})
+    priced = repriced(job(*shape, limit, steps=400), speed={f"{slow[0]}.{slow[1]}": factor})
     dead = [Worker(*position) for position in dead]
     assert plan(priced, dead).period <= plan(priced, [*dead, Worker(*slow)]).period
 
@@ -223,14 +203,13 @@ def test_pipelines_exchange_second_chunks_where_an_odd_limit_leaves_a_place_empt
 
 def test_a_worker_that_hosts_neighboring_stages_of_the_v_transfers_nothing_between_them():
     priced = job(1, 2, 3, 4, chunks=2, placement="v", steps=20)
-    prices = replace(priced.prices, links={"0.0>0.1": Link(2.0), "0.1>0.0": Link(1.0)})
-    priced = msgspec.structs.replace(priced, prices=prices)
+    priced = repriced(priced, links={"0.0>0.1": Link(2.0), "0.1>0.0": Link(1.0)})
     planned = plan(priced)
     require_valid(planned, priced, [])
     assert Problem.from_job(priced).hop_after == [1, 0, 1, 0]
 
 
 def test_slow_worker_keeps_its_micro_batches_without_re_routing():
-    priced = slowed(job(3, 2, 4, reroute=False, steps=400), {"1.1": 3.0})
+    priced = repriced(job(3, 2, 4, reroute=False, steps=400), speed={"1.1": 3.0})
     schedule = plan(priced).schedule
     assert all(i.micro_batch.pipeline == 1 for i in schedule.program(Worker(1, 1)) if str(i).startswith("1F"))

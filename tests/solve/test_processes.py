@@ -6,7 +6,7 @@ from multiprocessing.context import SpawnProcess
 
 import pytest
 
-from recycle.errors import PlanError
+from recycle import PlanError
 from recycle.solve.processes import map_unordered
 
 pytestmark = pytest.mark.process

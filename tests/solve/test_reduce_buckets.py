@@ -1,19 +1,14 @@
 """Plans whose stages reduce in buckets: shorter where W's hide the sums, and no bound above the best of all orders."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from benchmarks import cp_sat
-from recycle import simulate
-from recycle.errors import JobError, ScheduleError
-from recycle.ir.schedule import Schedule
-from recycle.job import Job, PricedJob
+from recycle import Job, JobError, Schedule, ScheduleError, simulate
+from recycle.job import PricedJob
 from recycle.plans import Plan, PlanLibrary, cache_path, cached_plan
 from recycle.plans.library import is_true
 from recycle.solve import time_indexed
@@ -35,7 +30,7 @@ def in_buckets(priced: PricedJob, buckets: int, reduce: float | list[float]) -> 
 
 
 @pytest.mark.parametrize("staggered", [True, False])
-def test_period_includes_only_reduces_that_no_weight_gradient_hides(staggered: bool) -> None:
+def test_period_includes_only_reduces_that_no_weight_gradient_hides(staggered):
     """The reduce of 2 units behind W's of a unit or more: at most 1.25 units of it show, in four buckets."""
     priced = job(2, 3, 4, 5, steps=40, staggered=staggered, step=0.5)
     whole, cut = (plan(in_buckets(priced, buckets, 2.0)) for buckets in (1, 4))
@@ -47,7 +42,7 @@ def test_period_includes_only_reduces_that_no_weight_gradient_hides(staggered: b
     assert is_true(cut, in_buckets(priced, 4, 2.0))
 
 
-def test_cache_and_library_distinguish_buckets(tmp_path: Path) -> None:
+def test_cache_and_library_distinguish_buckets(tmp_path):
     priced = in_buckets(job(2, 2, 3, 4, steps=5), 1, 1.0)
     cut = in_buckets(priced, 3, 1.0)
     planned = plan(cut, quick=True)
@@ -62,14 +57,14 @@ def test_cache_and_library_distinguish_buckets(tmp_path: Path) -> None:
     assert PlanLibrary(tmp_path / "library", priced).get((0, 0)) is None
 
 
-def test_adapted_schedule_keeps_its_buckets_or_takes_the_jobs() -> None:
+def test_adapted_schedule_keeps_its_buckets_or_takes_the_jobs():
     priced = in_buckets(job(2, 2, 3, 6), 2, 1.0)
-    plain: Schedule = plan(in_buckets(priced, 1, 1.0), quick=True).schedule
+    plain = plan(in_buckets(priced, 1, 1.0), quick=True).schedule
     assert adapt(priced, plain, (0, 1)).schedule.buckets == 2
     assert adapt(priced, replace(plain, buckets=3), (0, 0)).schedule.buckets == 3
 
 
-def test_buckets_need_a_split_backward() -> None:
+def test_buckets_need_a_split_backward():
     shape = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
     text = f"{shape}[planner]\ndecoupled = false\n[train]\nreduce_buckets = 4"
     with pytest.raises(JobError, match=r"job: \[train\] reduce_buckets: 4 buckets .* set it to true"):
@@ -77,7 +72,7 @@ def test_buckets_need_a_split_backward() -> None:
 
 
 @pytest.mark.search
-def test_bounds_with_buckets_are_not_above_the_optimum() -> None:
+def test_bounds_with_buckets_are_not_above_the_optimum():
     seed, tried = 0, 0
     while tried < 15:
         rng = random.Random(seed)

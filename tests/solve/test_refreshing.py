@@ -2,8 +2,7 @@ from shutil import copytree
 
 import pytest
 
-from recycle.errors import PlanError
-from recycle.job.profile import Profile
+from recycle import PlanError, Profile
 from recycle.plans import PlanLibrary
 from recycle.solve.filling import plan_library
 from recycle.solve.refreshing import refresh

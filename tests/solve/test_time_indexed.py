@@ -4,9 +4,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.ir.check import check
-from recycle.ir.simulate import simulate
-from recycle.job.shape import Worker
+from recycle import Worker, check, simulate
 from recycle.solve.bounds import lower_bound
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 from random import Random
 
-import msgspec
-
 from recycle import Job, RunError, Worker
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.communicators import share_communicators
 from tests.exec.accelerator.device import QUEUE, Device, Limits
 from tests.exec.accelerator.transport import Simulated
+from tests.jobs import varied
 
 STRUCK = Worker(1, 1)
 STRUCK_AT, STUCK_AT = 3, 6
@@ -30,8 +29,7 @@ def named(plugin: type[Simulated]) -> str:
 
 def over(plugin: type[Simulated], job: Job, **membership: float) -> Job:
     """The same job on simulated accelerators."""
-    section = msgspec.structs.replace(job.membership, transport=named(plugin), **membership)
-    return msgspec.structs.replace(job, membership=section)
+    return varied(job, membership={"transport": named(plugin)} | membership)
 
 
 def _slow_down(device: Device):

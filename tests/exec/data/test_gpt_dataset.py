@@ -10,11 +10,11 @@ from recycle import Job, JobError, RunError
 from recycle.exec.data.batches import Batches
 from recycle.exec.data.gpt_dataset import GptDatasetBatches
 from recycle.exec.data.loading import load_batches, load_evaluation
-from recycle.exec.launch.checks import check_request
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.base import TransportError
 from tests.exec.megatron_data import dealt_out, training_samples, written
+from tests.exec.runs import require_startable
 
 D, M, SIZE, SEQUENCE, STEPS, END = 2, 3, 2, 8, 5, 99
 SAMPLES = STEPS * D * M * SIZE
@@ -164,7 +164,7 @@ EVAL = "[eval]\nevery = 1\ndata = "
 )
 def test_unusable_keys_are_refused_before_a_process_starts(lines, message):
     with pytest.raises(JobError, match=message):
-        check_request(Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n{lines}\n"), 3, [], frozenset())
+        require_startable(Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n{lines}\n"), 3)
 
 
 def test_unusable_files_are_one_clear_line(tmp_path):

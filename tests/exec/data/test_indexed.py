@@ -10,8 +10,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from recycle import Job, JobError, RunError
 from recycle.exec.data.indexed import IndexedRows, _permuted
-from recycle.exec.launch.checks import check_request
-from tests.exec.runs import job
+from tests.exec.runs import job, require_startable
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 LENGTHS = [5, 0, 17, 1, 40, 3, 31]
@@ -129,8 +128,8 @@ def with_file(prefix: Path, ranks=1, **model) -> Job:
 def test_token_beyond_the_vocabulary_is_found_before_the_run_or_when_drawn(tmp_path):
     high = written(tmp_path / "high", [20, 20], first=230)
     with pytest.raises(JobError, match=r"\[model\] vocabulary: 256, but token 26 of .*high\.bin is 256"):
-        check_request(with_file(high), 3, (), frozenset())
-    check_request(with_file(high, vocabulary=270), 3, (), frozenset())
+        require_startable(with_file(high), 3)
+    require_startable(with_file(high, vocabulary=270), 3)
     data = rows(high)
     sample = next(place for place in range(data.rows) if data.row_of(place) == data.rows - 1)
     with pytest.raises(RunError, match=r"high\.bin: iteration 0, micro-batch \d holds token 2\d\d; \[model\] vocab"):

@@ -10,7 +10,7 @@ from tests.exec.agents import Cluster
 from tests.exec.etcd_server import LOOPBACK, EtcdServer
 from tests.exec.runs import Run, calm_run, job, processes_writing_below
 
-pytestmark = [pytest.mark.process, pytest.mark.etcd]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 STEPS = 60
 LIMITS = {"dead_after": 6.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
@@ -63,7 +63,6 @@ def stop(server: EtcdServer, seconds: float):
     server.thaw()
 
 
-@pytest.mark.soak
 def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd, start, launch):
     """For less than a term, for longer, and for so long that every request of the time before has been given up."""
     cluster = start(three_nodes(), own_etcd)
@@ -75,7 +74,6 @@ def test_frozen_etcd_costs_no_worker_and_no_loss(own_etcd, start, launch):
     assert_nobody_was_lost(cluster, launch)
 
 
-@pytest.mark.soak
 def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd, start, tmp_path):
     cluster = start(three_nodes(store_timeout=2.0), own_etcd)
     cluster.reach_step(2)
@@ -88,7 +86,6 @@ def test_unreachable_etcd_ends_every_agent_with_one_line(own_etcd, start, tmp_pa
     assert not processes_writing_below(str(tmp_path / "run"))
 
 
-@pytest.mark.soak
 def test_elections_and_members_that_die_cost_no_worker_and_no_loss(members, start, launch):
     cluster = start(three_nodes(lease=6), members)
     cluster.reach_step(2)
@@ -103,7 +100,6 @@ def test_elections_and_members_that_die_cost_no_worker_and_no_loss(members, star
     assert not cluster.events("coordinator")
 
 
-@pytest.mark.soak
 def test_briefly_frozen_agent_loses_the_role_and_keeps_its_workers(own_etcd, start, launch):
     """Its lease ends, and with it the role, which another agent takes."""
     cluster = start(three_nodes(lease=4), own_etcd)

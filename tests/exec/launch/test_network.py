@@ -14,7 +14,7 @@ from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Network
 from tests.exec.runs import Run, calm_run, job
 
-pytestmark = [pytest.mark.process, pytest.mark.etcd]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 DEAD_AFTER = 4.0
 LIMITS = {
@@ -123,7 +123,6 @@ def start(network, tmp_path):
         run.end()
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
 def test_a_node_that_loses_power_comes_back(coordinates, start, launch):
     nodes = start(large, STEPS)
@@ -139,7 +138,6 @@ def test_a_node_that_loses_power_comes_back(coordinates, start, launch):
     assert nodes.workers("detected") == nodes.workers_of(victim)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("seconds", [5, 30])
 def test_a_node_that_is_cut_off_goes_and_comes_back(seconds, coordinates, start, launch):
@@ -157,7 +155,6 @@ def test_a_node_that_is_cut_off_goes_and_comes_back(seconds, coordinates, start,
     assert nodes.workers("detected") == nodes.workers("rejoined") == nodes.workers_of(victim)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("harm", [LOSE, SLOW], ids=["loses", "slow"])
 def test_a_node_that_loses_a_fifth_of_its_packets_or_is_slow_for_ten_seconds_costs_no_loss(harm, start, launch):
     """Whether it is given up, with 20 kB/s each way, or not."""

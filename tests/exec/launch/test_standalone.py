@@ -19,11 +19,6 @@ def gpt():
 
 
 @pytest.fixture(scope="module")
-def losses(gpt):
-    return run(one_f_one_b(gpt.shape), gpt, steps=STEPS).losses
-
-
-@pytest.fixture(scope="module")
 def by_hand(gpt):
     """Worker 1.1 is dead; 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, with the weight gradients deferred."""
     return Schedule.from_text(
@@ -39,22 +34,14 @@ def by_hand(gpt):
     )
 
 
-def test_gpipe_and_1f1b_train_to_the_same_bits(gpt, losses):
+def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process_and_between_processes(gpt, by_hand, launch):
+    losses = run(one_f_one_b(gpt.shape), gpt, steps=STEPS).losses
     assert losses[0] == pytest.approx(5.545, abs=0.15)
-    assert run(gpipe(gpt.shape), gpt, steps=STEPS).losses == losses
-
-
-def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process(gpt, losses, by_hand):
-    result = run(by_hand, gpt, steps=STEPS)
-    assert result.losses == losses
+    result, holders = run(by_hand, gpt, steps=STEPS), launch(gpt, STEPS, schedule=by_hand, planner=None)
+    assert result.losses == holders.losses == losses
+    assert result.digests == holders.digests
     assert sorted(result.digests) == ["0.0", "0.1", "1.0", "2.0", "2.1"]
     assert result.digests["0.1"] == result.digests["2.1"]
-
-
-def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(gpt, losses, by_hand, launch):
-    holders = launch(gpt, STEPS, schedule=by_hand, planner=None)
-    assert holders.losses == losses
-    assert holders.digests == run(by_hand, gpt, steps=STEPS).digests
 
 
 def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(gpt, by_hand):

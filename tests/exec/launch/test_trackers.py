@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError
-from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.trackers import TensorBoard, Trackers
-from tests.exec.runs import job
+from tests.exec.runs import job, require_startable
 
 pytest.importorskip("tensorboard")
 LINE = {"step": 0, "loss": 2.5, "grad_norm": 1.0, "tokens_per_second": 512.0, "live_workers": 4, "period_error": None}
@@ -141,7 +140,7 @@ def logged(stored: Path):
 def test_a_missing_package_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(JobError, match=r"\[logging\] wandb: needs a package; install it with: pip install"):
-        check_request(job(2, 2, 2, kind="emulated", logging={"wandb": "x"}), 1, (), frozenset())
+        require_startable(job(2, 2, 2, kind="emulated", logging={"wandb": "x"}))
 
 
 def test_former_name_of_the_section_is_read_with_a_notice(tmp_path):

@@ -22,6 +22,7 @@ from recycle.exec.leader.actions import (
     Tell,
     Tick,
 )
+from recycle.exec.leader.checkpoints import Checkpoints
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import members_of
@@ -41,6 +42,8 @@ from recycle.exec.protocol import (
     Kill,
     Ready,
     Report,
+    Saved,
+    SavedPart,
     Start,
     StepReport,
     WorkerMessage,
@@ -179,11 +182,6 @@ class LeaderDriver:
         """The orders of a kind to agents, in order."""
         return [send.order for send in self.of_kind(Send) if isinstance(send.order, kind)]
 
-    def missing_parts(self) -> list[tuple[int, int, int]]:
-        """(step, stage, tensor rank) of the parts of checkpoints that are awaited."""
-        pending = self.leader.checkpoints.pending
-        return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
-
     @property
     def record(self) -> GenerationRecord:
         """The register's record, as of the last commit."""
@@ -273,6 +271,11 @@ class LeaderDriver:
         self.form()
         assert self.phase is Phase.RUNNING
 
+    def save_parts(self):
+        """Worker 0.0 says that all parts of the pending checkpoints are written."""
+        for step, stage, rank in missing_parts(self.leader.checkpoints):
+            self.say("0.0", SavedPart(step, stage, rank, Saved()))
+
     def report(self, norm=1e-06, states: int | None = None):
         """All workers report the next iteration; each hosts the stage of its rank.
 
@@ -288,6 +291,11 @@ class LeaderDriver:
             messages.append(FromWorker(name, StepReport(step, report), self.record.generation))
         self.take(Batch(messages))
         self.tick()
+
+
+def missing_parts(checkpoints: Checkpoints) -> list[tuple[int, int, int]]:
+    """(step, stage, tensor rank) of the parts that are awaited."""
+    return [(step, *part) for step, pending in checkpoints.pending.items() for part in pending.missing]
 
 
 # Another leader.

@@ -14,6 +14,7 @@ from recycle.exec.leader.actions import (
 from recycle.exec.leader.checkpoints import Checkpoints, writer_of
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart, Verified
 from recycle.plans.hosting import Hosts
+from tests.exec.leader.driver import missing_parts
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
@@ -32,9 +33,7 @@ class Kept:
 
     @property
     def missing(self) -> list[tuple[int, int, int]]:
-        """(step, stage, tensor rank) of the parts that are awaited."""
-        pending = self.checkpoints.pending
-        return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
+        return missing_parts(self.checkpoints)
 
     def commit(self, step: int, last=False, record: GenerationRecord = RECORD) -> Commit:
         """Commit a step."""

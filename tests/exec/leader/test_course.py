@@ -19,8 +19,6 @@ from recycle.exec.protocol import (
     Commit,
     EvaluationReport,
     FinalState,
-    Saved,
-    SavedPart,
     Start,
     StepReport,
 )
@@ -209,8 +207,7 @@ def test_restore_waits_for_a_checkpoint_in_completion():
     driver.start_and_form()
     for _ in range(5):
         driver.report()
-    for step, stage, rank in driver.missing_parts():
-        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
+    driver.save_parts()
     for worker in STAGE_1:
         driver.end(worker, KILLED)
     driver.tick()
@@ -240,12 +237,6 @@ def finished(**sections) -> LeaderDriver:
 
 def leave_state(driver: LeaderDriver, name: str, digest="same"):
     driver.say(name, FinalState({Worker.parse(name).rank: digest}))
-
-
-def save_parts(driver: LeaderDriver):
-    for step, stage, rank in driver.missing_parts():
-        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
-    driver.tick()
 
 
 def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run():
@@ -309,7 +300,8 @@ def test_early_end_falls_back_to_the_committed_step():
     assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)
     for name in driver.record.live:
         leave_state(driver, name)
-    save_parts(driver)
+    driver.save_parts()
+    driver.tick()
     driver.tick()
     assert driver.events("stopped") == [{"step": 0, "checkpoint": "step-00000000"}]
 

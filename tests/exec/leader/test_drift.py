@@ -12,26 +12,15 @@ from recycle.exec.protocol import Computed, LinkTime, Report
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)
-
-
 BASE = Profile(forward=0.01, backward_input=0.012, backward_weight=0.008)
-
-
 SLOW = Worker(1, 1)
-
-
 N = 8
 
 
-def drift() -> DriftMonitor:
-    config = job(
-        SHAPE.pipelines,
-        SHAPE.ranks,
-        SHAPE.micro_batches,
-        membership={"drift": 0.15, "drift_iterations": N},
-        model={"seconds_per_unit": 1.0},
-    )
-    return DriftMonitor(msgspec.structs.replace(config, prices=BASE))
+def drift(shape: Shape = SHAPE, prices: Profile = BASE, seconds_per_unit=1.0) -> DriftMonitor:
+    sizes = shape.pipelines, shape.ranks, shape.micro_batches
+    membership, model = {"drift": 0.15, "drift_iterations": N}, {"seconds_per_unit": seconds_per_unit}
+    return DriftMonitor(msgspec.structs.replace(job(*sizes, membership=membership, model=model), prices=prices))
 
 
 def iteration(
@@ -49,6 +38,10 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
+    return times_of(report)
+
+
+def times_of(report: dict[Worker, list[Computed]]) -> ComputeTimes:
     return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
 
 
@@ -70,7 +63,7 @@ def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_facto
         watch.observe(iteration(), BASE)
     for count in range(1, N + 1):
         watch.observe(iteration({SLOW: 3.0}), BASE)
-        assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
+        assert seen(watch) == (None if count <= N // 2 else replace(BASE, speed={"1.1": 3.0}))
     result = watch.departed(BASE)
     assert result.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
@@ -88,7 +81,7 @@ def test_noise_at_the_threshold_changes_the_plan_once():
 
 def test_a_worker_that_recovers_departs_back_to_no_factor_at_all():
     watch = drift()
-    planned = Profile(**{**vars(BASE), "speed": {"1.1": 3.0}})
+    planned = replace(BASE, speed={"1.1": 3.0})
     for _ in range(N):
         watch.observe(iteration({SLOW: 3.0}), BASE)
     assert seen(watch, planned) is None
@@ -99,7 +92,7 @@ def test_a_worker_that_recovers_departs_back_to_no_factor_at_all():
 
 
 def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely():
-    watch, planned = drift(), Profile(**{**vars(BASE), "speed": {"1.1": 30.0}})
+    watch, planned = drift(), replace(BASE, speed={"1.1": 30.0})
     for wait in (RETRY * N, 2 * RETRY * N, 4 * RETRY * N):
         for _ in range(N):
             watch.observe(iteration({SLOW: 30.0}), BASE)
@@ -140,7 +133,7 @@ def test_workers_with_unlike_stages_are_compared_per_stage():
             factor = 2.0 if worker == slow else 1.0
             each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
             report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
-        return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
+        return times_of(report)
 
     for slow in hosts:
         watch = drift()
@@ -157,18 +150,10 @@ def test_workers_with_unlike_stages_are_compared_per_stage():
 
 
 LINKED = Shape(3, 3, 4)
-
-
 LINK_UNIT = 0.01
 """Seconds in a unit of the profile."""
-
-
 LINK_BASE = Profile(forward=2.0, backward_input=2.0, backward_weight=2.0, latency=0.5, bandwidth=8.0, message=4.0)
-
-
 PRICE = 1.0
-
-
 SLOW_LINK = Worker(1, 0), Worker(1, 1)
 
 
@@ -195,10 +180,7 @@ def sent_messages(
 
 
 def link_monitor() -> DriftMonitor:
-    config = job(
-        LINKED.pipelines, LINKED.ranks, LINKED.micro_batches, membership={"drift": 0.15, "drift_iterations": N}
-    )
-    return DriftMonitor(msgspec.structs.replace(config, prices=LINK_BASE))
+    return drift(LINKED, LINK_BASE, seconds_per_unit=0.0)
 
 
 def links_seen(monitor: DriftMonitor, planned: Profile = LINK_BASE) -> dict[str, Link] | None:

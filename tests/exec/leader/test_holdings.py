@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 
-import msgspec
 from hypothesis import given, settings, strategies as st
 
 from recycle import Worker
@@ -12,6 +11,7 @@ from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts, UnitRange
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
+from tests.jobs import varied
 
 JOB = job(3, 2, 2, model={"layers": 8})
 
@@ -176,8 +176,7 @@ def test_shard_without_an_owner_is_lost_and_named():
 
 def elastic() -> PricedJob:
     """Two stages of two layers: units 0 to 5."""
-    config = sharded(job(3, 2, 2, model={"layers": 4}))
-    return config.with_sections(planner=msgspec.structs.replace(config.planner, layout="elastic"))
+    return varied(sharded(job(3, 2, 2, model={"layers": 4})), planner={"layout": "elastic"})
 
 
 def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along():

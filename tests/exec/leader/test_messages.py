@@ -60,8 +60,7 @@ def history() -> LeaderDriver:
     driver.start_and_form()
     driver.report()
     evaluate(driver)
-    for step, stage, rank in driver.missing_parts():
-        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
+    driver.save_parts()
     for name in driver.record.live:
         driver.say(name, FinalState({Worker.parse(name).rank: "digest"}))
     driver.tick()

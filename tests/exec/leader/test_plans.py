@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import pairwise
 
-import msgspec
 import pytest
 
 from recycle import Job, RunError, Schedule, Worker, check, lower
@@ -14,6 +13,7 @@ from recycle.exec.protocol import Computed, Report
 from recycle.job import PricedJob, price
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
+from tests.jobs import repriced
 
 ELASTIC = {"layout": "elastic", "move_when": "always", "ahead": 0, "steps": 60}
 
@@ -92,7 +92,7 @@ def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error():
 
 
 SLOW, UNIT = Worker(1, 1), 0.015
-NOBODY: frozenset[Worker] = frozenset()
+NOBODY = frozenset()
 
 
 def drifting(drift=0.5) -> PricedJob:
@@ -206,8 +206,7 @@ def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_paus
 
 def test_copy_cost_serialises_each_source():
     """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
-    config = job(3, 2, 4, model={"layers": 8})
-    config = msgspec.structs.replace(config, prices=replace(config.prices, static=40.0, bandwidth=5.0))
+    config = repriced(job(3, 2, 4, model={"layers": 8}), static=40.0, bandwidth=5.0)
     now = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
     then = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
     assert copy_cost(config, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0

@@ -1,6 +1,5 @@
 """Runs of every family: killed, brought back, stopped, cut into tensor ranks, to the same bits."""
 
-import msgspec
 import pytest
 
 from recycle import Job
@@ -10,6 +9,7 @@ from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines
 from tests.exec.model.test_families import MODELS, family_job
 from tests.exec.runs import assert_same_training, calm_run, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
+from tests.jobs import varied
 
 STEPS = 7
 FAMILIES = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
@@ -32,7 +32,7 @@ def run_job(model, tensor_parallel=1, shared="", pipelines=2, **train) -> Job:
         train={"clip": 1e9, **train},
         eval={"every": 3, "batches": 1},
     )
-    return msgspec.structs.replace(tested_job, model=msgspec.structs.replace(tested_job.model, **kept))
+    return varied(tested_job, model=kept)
 
 
 def struck_by(phase: str, killed: str) -> list[str]:
@@ -106,9 +106,7 @@ def test_two_tensor_ranks_have_the_gradients_of_one(pair, name, keys, shared):
     loss = run_pipelines([stages], 0, tested_job.shape.micro_batches)
     gradients = in_halves(gradients_by_name(stages), stages)
     sharing = {f"{each}_parallel": True for each in shared.split()}
-    parted = msgspec.structs.replace(
-        tested_job, grid=msgspec.structs.replace(tested_job.grid, tensor_parallel=2, **sharing)
-    )
+    parted = varied(tested_job, grid={"tensor_parallel": 2} | sharing)
     parts = pair.iterate(parted)
     assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-6)
     whole = whole_gradients(parts)

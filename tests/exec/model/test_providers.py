@@ -1,6 +1,5 @@
 """Provided models, data and losses: the bits of recycle's own where these are equal, and refusals."""
 
-import msgspec
 import pytest
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -8,7 +7,6 @@ from torch import nn
 
 from recycle import Job, JobError, RunError
 from recycle.exec import run
-from recycle.exec.launch.checks import check_request
 from recycle.exec.model import config as model_config
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.gpt import build_part
@@ -19,15 +17,12 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, differing, gradients_by_name, run_deferred, small_job
 from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
-from tests.exec.runs import assert_same_training, job as process_job, kinds
+from tests.exec.runs import assert_same_training, job as process_job, kinds, require_startable
+from tests.jobs import varied
 
 pytestmark = pytest.mark.slow
 
 OWN = {"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "layers": 2}
-
-
-def with_keys(job: Job, section: str, **keys) -> Job:
-    return msgspec.structs.replace(job, **{section: msgspec.structs.replace(getattr(job, section), **keys)})
 
 
 def drawn_by_name(job: Job, first: int, last: int, **ends: bool) -> nn.Module:
@@ -145,7 +140,7 @@ class Joined:
     """The micro-batches of `masked` in one."""
 
     def __init__(self, job: Job):
-        self._batch = masked(with_keys(job, "data", micro_batch_size=1))
+        self._batch = masked(varied(job, data={"micro_batch_size": 1}))
 
     def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
         parts = [self._batch(iteration, number) for number in range(2)]
@@ -157,14 +152,14 @@ def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches():
     for count, data in ((2, masked), (1, Joined)):
         for per_token in (True, False):
             job = own_job(ranks=2, micro_batches=count, data={"micro_batch_size": 2 // count})
-            results[count, per_token] = losses(with_keys(job, "train", per_token_loss=per_token), data=data)
+            results[count, per_token] = losses(varied(job, train={"per_token_loss": per_token}), data=data)
     assert results[2, True] == pytest.approx(results[1, True], rel=1e-5)
     assert results[1, True] == pytest.approx(results[1, False], rel=1e-6)
     assert abs(results[2, True][0] - results[2, False][0]) > 1e-3
 
 
 def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask():
-    job = with_keys(own_job(), "train", per_token_loss=True)
+    job = varied(own_job(), train={"per_token_loss": True})
     with pytest.raises(RunError, match=r"\[train\] per_token_loss: .*lambda.* counts 8 tokens, .* loss_mask 2; both"):
         losses(job, data=masked, loss=lambda output, batch: (output.sum(), output.numel()))
 
@@ -256,7 +251,7 @@ def test_parameter_names_are_unique_in_the_whole_model():
 
 
 def test_function_is_not_both_passed_and_named():
-    job = with_keys(own_job(), "train", loss="os.path:join")
+    job = varied(own_job(), train={"loss": "os.path:join"})
     with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is passed"):
         losses(job, loss=bad_sum)
 
@@ -286,7 +281,7 @@ def test_function_is_not_both_passed_and_named():
 )
 def test_unsupported_config_field_is_refused_with_a_reason(config, complaint):
     with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
-        check_request(small_job(model={"config": config}), 1, (), frozenset())
+        require_startable(small_job(model={"config": config}))
 
 
 def test_config_field_of_a_later_version_is_refused(monkeypatch):
@@ -294,4 +289,4 @@ def test_config_field_of_a_later_version_is_refused(monkeypatch):
     with pytest.raises(
         JobError, match=r"^\[model.config\] qk_l2_norm: cannot be set: .* this field of megatron-core 0"
     ):
-        check_request(small_job(model={"config": {"qk_l2_norm": True}}), 1, (), frozenset())
+        require_startable(small_job(model={"config": {"qk_l2_norm": True}}))

@@ -98,6 +98,7 @@ def test_gradients_equal_autograd_on_megatrons_model(is_tied, precision):
 @pytest.mark.parametrize(
     ("family", "ranks", "chunks"),
     [
+        ("gpipe", 2, 1),
         ("1f1b", 2, 1),
         ("zb-h1", 4, 1),
         *((family, 2, 2) for family in ("interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v")),

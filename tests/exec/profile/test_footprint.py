@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from recycle.job import analytic
 from recycle.job.footprint import ON_CPU, parameter_bytes
 from recycle.plans.shards import shards_of_schedule
 from tests.exec.runs import job
+from tests.jobs import varied
 
 pytestmark = pytest.mark.process  # each runs both stages of a model several times
 
@@ -154,7 +154,7 @@ def test_counted_memory_is_what_a_worker_allocates(precision, accumulation, step
 )
 def test_counted_memory_of_model_families(model):
     plain = job_of("fp32", "exact", "staggered", "kept")
-    family = msgspec.structs.replace(plain, model=msgspec.structs.replace(plain.model, heads=6, **model))
+    family = varied(plain, model={"heads": 6} | model)
     assert_counted(family, lower(zb_h1(family.shape)), by_limit=True)
 
 
@@ -180,11 +180,9 @@ def assert_counted(job: Job, schedule: Schedule, by_limit: bool):
 )
 def test_counted_memory_with_a_sharded_optimizer(precision, accumulation, pipelines):
     job = job_of(precision, accumulation, "staggered", "kept")
-    grid = msgspec.structs.replace(job.grid, pipelines=pipelines)
-    train = msgspec.structs.replace(job.train, sharded_optimizer=True)
     # So large that the pieces that a host awaits in a reduce, which `Echo` lacks, are within the tolerance.
-    model = msgspec.structs.replace(job.model, hidden=384, sequence=32)
-    job = msgspec.structs.replace(job, grid=grid, train=train, model=model)
+    model = {"hidden": 384, "sequence": 32}
+    job = varied(job, grid={"pipelines": pipelines}, train={"sharded_optimizer": True}, model=model)
     schedule = replace(zb_h1(job.shape), gathers=True)
     assert_counted(job, lower(schedule), by_limit=False)
 

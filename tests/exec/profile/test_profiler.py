@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 
@@ -21,6 +20,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.solve.planner import plan
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import job
+from tests.jobs import varied
 
 pytestmark = pytest.mark.process
 
@@ -81,11 +81,8 @@ def test_job_is_planned_limited_and_run_with_its_measured_profile(gpt, profile, 
     static, activation = profile.per_stage("static", 2), profile.per_stage("activation", 2)
     fixed = [profile.fixed_bytes([stage], 2) for stage in range(2)]
     room = int(max(fixed) + 2.5 * max(activation))
-    limited = gpt.with_sections(
-        times=msgspec.structs.replace(gpt.times, profile=str(file)),
-        memory=msgspec.structs.replace(gpt.memory, limit=f"{room} B"),
-        membership=msgspec.structs.replace(gpt.membership, drift=0.0),
-    )
+    sections = {"times": {"profile": str(file)}, "memory": {"limit": f"{room} B"}, "membership": {"drift": 0.0}}
+    limited = varied(gpt, **sections)
     assert limited.activation_limits() == [float((room - s) // a) for s, a in zip(fixed, activation, strict=True)]
     assert all(more > least for more, least in zip(fixed, static, strict=True))
     planned = plan(limited, seconds=0.5)
@@ -185,7 +182,7 @@ def test_profile_states_recomputed_activations(gpt):
     profile = assemble(gpt, figures, Link(0.5, 2.0), 3)
     assert (profile.recomputed_from, profile.workspace, profile.capacity) == ([100.0, 100.0], [7.0, 8.0], 9e9 - 1)
     assert profile.host_bandwidth == 2e9 - 1
-    whole = msgspec.structs.replace(gpt, planner=msgspec.structs.replace(gpt.planner, decoupled=False))
+    whole = varied(gpt, planner={"decoupled": False})
     assert assemble(whole, figures, Link(), 3).activation == [100.0, 100.0]
     assert (profile.activation, profile.weight_stash) == ([100.0, 120.0], 1.0)
     assert (profile.forward, profile.latency, profile.bandwidth) == ([2.0, 2.0], 0.5, 2.0)

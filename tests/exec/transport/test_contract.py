@@ -41,6 +41,11 @@ GRID = replace(one_f_one_b(Shape(2, 2, 3)), buckets=2)
 ALL = range(4)
 
 
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def workers():
     with TransportWorkers(5) as started:
@@ -78,7 +83,6 @@ def test_every_message_and_sum_is_right_in_every_iteration(kind, name, workers):
     leave(workers, ranks)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_end_of_a_generation_ends_every_wait(kind, workers):
     for actions in (ACTIONS[:4], ACTIONS[4:]):
         form(workers, kind)
@@ -94,7 +98,6 @@ def test_end_of_a_generation_ends_every_wait(kind, workers):
         leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ["send", "sum"])
 def test_peers_of_a_killed_process_fail_before_they_are_told(end, kind, workers):
     schedule, victim, survivors = SCHEDULES["in buckets"](), 4, range(4)
@@ -111,7 +114,6 @@ def test_peers_of_a_killed_process_fail_before_they_are_told(end, kind, workers)
     leave(workers, range(5))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_peers_of_a_process_that_gives_up_fail_before_they_are_told(kind, workers):
     form(workers, kind, impatient=3)
     workers.tell(ALL, "beat")
@@ -129,7 +131,6 @@ def test_peers_of_a_process_that_gives_up_fail_before_they_are_told(kind, worker
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_later_generation(kind, workers):
     form(workers, kind, transport_timeout=0.5)
     (process,) = workers.run([3], identify)
@@ -149,7 +150,6 @@ def test_waits_for_a_stopped_process_end_at_the_deadline_and_it_disturbs_no_late
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_operations_fail_at_once_after_an_error_and_after_the_end(kind, workers):
     form(workers, kind, transport_timeout=2.0)
     (outcome,) = workers.run([0], receive)
@@ -164,7 +164,6 @@ def test_operations_fail_at_once_after_an_error_and_after_the_end(kind, workers)
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_processes_form_again_with_fewer_others_and_other_roles(kind, workers):
     pair, row = one_f_one_b(Shape(2, 1, 2)), one_f_one_b(Shape(1, 3, 3))
     steps = [
@@ -187,7 +186,6 @@ def test_processes_form_again_with_fewer_others_and_other_roles(kind, workers):
             leave(workers, ranks)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_completes_before_a_random_end_is_right_and_nothing_arrives_after_it(kind, workers):
     random = Random(7)
     for _ in range(5):
@@ -200,7 +198,6 @@ def test_what_completes_before_a_random_end_is_right_and_nothing_arrives_after_i
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_generation_can_end_in_every_state_twice_and_from_several_threads(kind, workers):
     workers.tell(ALL, "offer", kind, "none", {"hung_after": 5.0})  # a plug-in that has formed nothing
     run(workers, ALL, end_twice)
@@ -214,7 +211,6 @@ def test_generation_can_end_in_every_state_twice_and_from_several_threads(kind, 
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_forming_without_a_member_ends_at_its_deadline_or_with_the_generation(kind, workers):
     coming = workers.begin_forming(kind, GRID, ALL, absent=3, form_timeout=0.5)
     peers = [1, 2]  # a communicator per lane connects the other one to these only
@@ -227,7 +223,6 @@ def test_forming_without_a_member_ends_at_its_deadline_or_with_the_generation(ki
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_tensors_of_all_types_and_sizes_keep_their_bits_after_forming_again(kind, workers):
     form(workers, kind)
     workers.begin([0], receive)
@@ -237,7 +232,6 @@ def test_tensors_of_all_types_and_sizes_keep_their_bits_after_forming_again(kind
     leave(workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_forming_again_leaves_no_thread_and_no_socket_and_other_sockets_open(kind, workers):
     def interrupt(times: int):
         for turn in range(times):

@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from recycle import Schedule, Worker, check, lower
@@ -25,6 +24,7 @@ from tests.exec.runs import (
     of_kind,
     processes_writing_below,
 )
+from tests.jobs import varied
 
 STEPS = 7
 FAR = {"clip": 1e9}
@@ -39,8 +39,7 @@ def emulated():
 
 def with_barriers(launch: Run, job: PricedJob) -> RunResult:
     """The run without failures in which every step waits for its commit."""
-    barriers = job.with_sections(planner=msgspec.structs.replace(job.planner, staggered=False))
-    calm = calm_run(barriers, launch, STEPS)
+    calm = calm_run(varied(job, planner={"staggered": False}), launch, STEPS)
     assert modes(calm) == ["barrier"] * STEPS
     return calm
 

@@ -41,6 +41,10 @@ def pipeline(kind: str) -> list[Stage]:
     return list(build_pipeline(GPT))
 
 
+def updates_of(stages: Sequence[Stage], **options) -> StepState:
+    return StepState(dict(enumerate(stages)), **options)
+
+
 def train(stages: Sequence[Stage], updates: StepState, step: int):
     """The gradients of one iteration."""
     run_pipelines([stages], step, 2)
@@ -69,7 +73,7 @@ def kind(request):
 def trained(kind: str, steps: int) -> list[list[dict[int, str]]]:
     """Digests after each step, if all steps wait for their commits."""
     stages = pipeline(kind)
-    updates, after = StepState(dict(enumerate(stages))), [digests(stages)]
+    updates, after = updates_of(stages), [digests(stages)]
     for step in range(steps):
         iterate(stages, updates, step)
         after.append(digests(stages))
@@ -125,7 +129,7 @@ def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind, 
     expected = trained(kind, 3)
     assert len(set(map(str, expected))) == 4
     stages = pipeline(kind)
-    updates = StepState(dict(enumerate(stages)), stream=copies and copies(stages))
+    updates = updates_of(stages, stream=copies and copies(stages))
     for step in range(3):
         for _ in range(2):
             iterate(stages, updates, step, ahead=True)
@@ -141,7 +145,7 @@ def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind, 
 def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind):
     expected = trained(kind, 1)
     stages = pipeline(kind)
-    updates = StepState(dict(enumerate(stages)))
+    updates = updates_of(stages)
     train(stages, updates, 0)
     updates.step_ahead(1, 0)
     updates.roll_to(0, commit(0))
@@ -150,7 +154,7 @@ def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind):
 
 def test_skipped_step_counts_and_changes_nothing(kind):
     stages = pipeline(kind)
-    updates = StepState(dict(enumerate(stages)))
+    updates = updates_of(stages)
     before = digests(stages)
     train(stages, updates, 0)
     updates.roll_to(0, commit(0, None))
@@ -160,7 +164,7 @@ def test_skipped_step_counts_and_changes_nothing(kind):
 
 def test_stage_without_its_gradient_cannot_catch_up():
     stages = pipeline("emulated")
-    updates = StepState(dict(enumerate(stages)))
+    updates = updates_of(stages)
     with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
         updates.roll_to(0, commit(0))
     updates.mark_copied(4)
@@ -180,9 +184,7 @@ def test_main_thread_reports_a_device_that_fails_during_an_early_copy(monkeypatc
     monkeypatch.setattr(StateCopy, "piece", piece)
     hook, threading.excepthook = threading.excepthook, raised.append
     try:
-        updates = StepState(
-            dict(enumerate(stages)), known_commit=lambda step: replace(commit(step), next_mode="staggered")
-        )
+        updates = updates_of(stages, known_commit=lambda step: replace(commit(step), next_mode="staggered"))
         copying = threading.enumerate()[-1]
         updates.begin_iteration(1)
         updates.set_waiting(True)
@@ -206,7 +208,7 @@ def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(mode, monke
     monkeypatch.setattr(snapshots, "piece_of_step", lambda device: 256)
     monkeypatch.setattr(StateCopy, "piece", piece)
     stages = pipeline("gpt")
-    updates = StepState(dict(enumerate(stages)), known_commit=known.get)
+    updates = updates_of(stages, known_commit=known.get)
     iterate(stages, updates, 0, ahead=True)
     after = digests(stages)
     copied.clear()
@@ -259,7 +261,7 @@ def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
 
 @pytest.mark.parametrize("copies", [LatestCopies, EarliestCopies])
 def test_each_of_the_last_two_snapshots_can_be_restored(stages, copies):
-    updates, after = StepState(dict(enumerate(stages)), stream=copies(stages)), {-1: digests(stages)}
+    updates, after = updates_of(stages, stream=copies(stages)), {-1: digests(stages)}
     for step in range(6):
         if step % 2 == 0:
             updates.compare_state(Comparison(step - 1))
@@ -306,7 +308,7 @@ def test_restored_snapshot_restores_its_layers():
 
 
 def test_stage_is_copied_before_its_step(stages):
-    updates = StepState(dict(enumerate(stages)))
+    updates = updates_of(stages)
     before = sums_of(stages)
     train(stages, updates, 0)
     updates.compare_state(Comparison(-1))
@@ -318,7 +320,7 @@ def test_stage_is_copied_before_its_step(stages):
 
 def test_incomplete_snapshot_is_discarded_with_its_generation(stages, monkeypatch):
     monkeypatch.setattr(integrity, "PIECE", 64)
-    updates, before = StepState(dict(enumerate(stages))), digests(stages)
+    updates, before = updates_of(stages), digests(stages)
     updates.compare_state(Comparison(-1))
     train(stages, updates, 0)
     updates.step_ahead(0, 0)
@@ -331,7 +333,7 @@ def test_incomplete_snapshot_is_discarded_with_its_generation(stages, monkeypatc
 
 def test_waits_compare_the_committed_state(stages):
     known = {}
-    updates = StepState(dict(enumerate(stages)), known_commit=known.get)
+    updates = updates_of(stages, known_commit=known.get)
     iterate(stages, updates, 0)
     expected = sums_of(stages)
     updates.begin_iteration(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from recycle import Schedule, ScheduleError, Shape, check
 from recycle.ir import formats
 from recycle.ir.families import interleaved, zb_h1
 from recycle.ir.formats import megatron_table
+from tests import DOCS
 
 GRID = [
     (ranks, chunks, micro_batches, size)
@@ -93,7 +93,7 @@ def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_a
 
 
 def test_the_line_on_the_format_page_writes_a_table_that_is_read(megatron, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "file-format.md").read_text()
+    page = (DOCS / "reference" / "file-format.md").read_text()
     (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
     monkeypatch.chdir(tmp_path)
     exec(line, {"json": json, "get_schedule_table": megatron.schedules.get_schedule_table, "open": open})

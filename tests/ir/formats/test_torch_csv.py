@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,7 @@ from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.formats import megatron_table, torch_csv
 from recycle.ir.instruction import StageWide, Transfer
 from recycle.ir.lower import add_transfers
-
-CASES = Path(__file__).parents[2] / "cases"
+from tests import CASES
 
 SPLIT = "0F0,0F1,0I0,0W0,0I1,0W1\r\n1F0,1I0,1F1,1I1,1W0,1W1\r\n"
 V_SHAPED = "0F0,0F1,3F0,3I0,3F1,3I1,3W0,0I0,3W1,0W0,0B1\r\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\r\n"

@@ -1,20 +1,19 @@
 """Plans of elastic layouts: close to the even share of all work, valid, within memory, and readable from files."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
-import msgspec
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.simulate import simulate
-from recycle.job import Job, PricedJob, price
+from recycle import Job, Worker, check, simulate
+from recycle.job import PricedJob, price
 from recycle.job.cut import profile_of_cut
-from recycle.job.shape import Worker, node_of
+from recycle.job.shape import node_of
 from recycle.plans import Plan
 from recycle.solve.planner import plan
+from tests.jobs import repriced, varied
+
+pytestmark = pytest.mark.search
 
 JOB = """
 [shape]
@@ -55,16 +54,14 @@ def job(D: int, P: int, m: int, layers: int, seconds: float = 6.0, more: str = "
     return price(Job.from_toml(JOB.format(D=D, P=P, m=m, layers=layers, limit=2 * P, seconds=seconds) + more))
 
 
-@pytest.mark.search
 @pytest.mark.parametrize("more", ["", "staggered = false\n"], ids=["staggered", "barrier"])
-def test_tied_first_and_last_stages_are_reduced_together(more: str) -> None:
+def test_tied_first_and_last_stages_are_reduced_together(more):
     priced = job(3, 4, 12, 12, seconds=2.0, more=f"{more}[train]\n")
-    tied = priced.with_sections(model=msgspec.structs.replace(priced.model, tied=True))
+    tied = varied(priced, model={"tied": True})
     planned = plan(tied, [Worker(1, 2)])
     require_sound(planned, tied)
     assert planned.schedule.shape.cut
     assert planned.schedule.ties == ((0, planned.schedule.shape.stages - 1),)
-    assert planned.fixed_bound is not None
     assert planned.period < 0.9 * planned.fixed_bound
 
 
@@ -86,9 +83,8 @@ def require_sound(planned: Plan, priced: PricedJob) -> None:
         assert sum(end - begin for begin, end in runs) <= most
 
 
-@pytest.mark.search
 @pytest.mark.parametrize("seed", range(3))
-def test_plans_of_random_jobs_are_sound(seed: int) -> None:
+def test_plans_of_random_jobs_are_sound(seed):
     chance = random.Random(seed)
     D, P = chance.choice([(2, 3), (3, 3), (3, 4), (2, 5)])
     per_rank = chance.choice([1, 2, 3])
@@ -103,7 +99,6 @@ def test_plans_of_random_jobs_are_sound(seed: int) -> None:
         assert Worker.parse(move.source) not in dead
 
 
-@pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "dead", "times", "speed", "bound", "most"),
     [
@@ -112,22 +107,17 @@ def test_plans_of_random_jobs_are_sound(seed: int) -> None:
         pytest.param((2, 4, 16, 16), [], "1, 1, 1, 2", {}, 16 * (3 * 3 + 5) / 4, 1.12, id="a stage of twice the work"),
     ],
 )
-def test_period_is_close_to_the_bound_of_uneven_loads(
-    shape: tuple[int, int, int, int], dead: list[str], times: str, speed: dict[str, float], bound: float, most: float
-) -> None:
+def test_period_is_close_to_the_bound_of_uneven_loads(shape, dead, times, speed, bound, most):
     more = f"[times]\nforward = [{times}]\nbackward_input = [{times}]\n" if times else ""
     priced = job(*shape, more=more)
-    priced = msgspec.structs.replace(priced, prices=replace(priced.prices, speed=speed))
-    planned = plan(priced, [Worker.parse(name) for name in dead], steps=50)
+    planned = plan(repriced(priced, speed=speed), [Worker.parse(name) for name in dead], steps=50)
     require_sound(planned, priced)
     assert planned.lower_bound == pytest.approx(bound)
-    assert planned.fixed_bound is not None
     assert planned.period <= most * planned.lower_bound < most * planned.fixed_bound
     assert len(planned.schedule.metadata["layout"]) == priced.shape.worker_count - len(dead)
 
 
-@pytest.mark.search
-def test_no_node_has_all_hosts_of_a_unit() -> None:
+def test_no_node_has_all_hosts_of_a_unit():
     priced = job(3, 4, 24, 16, more="[cluster]\nworkers_per_node = 4\n")
     planned = plan(priced, [Worker(0, 1), Worker(0, 2)], steps=50)
     require_sound(planned, priced)
@@ -136,7 +126,6 @@ def test_no_node_has_all_hosts_of_a_unit() -> None:
         assert len({nodes[worker] for worker in planned.schedule.hosts(stage)}) > 1
 
 
-@pytest.mark.search
 @pytest.mark.parametrize(
     ("D", "P", "V", "m", "layers", "dead", "most"),
     [
@@ -147,9 +136,7 @@ def test_no_node_has_all_hosts_of_a_unit() -> None:
         (2, 4, 3, 12, 24, ["0.2"], 1.10),
     ],
 )
-def test_period_is_close_to_the_even_share(
-    D: int, P: int, V: int, m: int, layers: int, dead: list[str], most: float
-) -> None:
+def test_period_is_close_to_the_even_share(D, P, V, m, layers, dead, most):
     text = JOB.format(D=D, P=P, m=m, limit=2 * P * V, layers=layers, seconds=4.0)
     priced = price(Job.from_toml(text.replace("ranks", f"chunks = {V}\nranks")))
     planned = plan(priced, [Worker.parse(name) for name in dead], steps=100)
@@ -158,14 +145,11 @@ def test_period_is_close_to_the_even_share(
     even = 3 * D * P * V * m / (D * P - len(dead))
     assert even <= planned.lower_bound <= 1.05 * even
     assert planned.period <= most * even
-    assert planned.fixed_bound is not None
     assert planned.fixed_bound > 1.1 * planned.period, "re-routing in the given stages cannot reach it"
 
 
-@pytest.mark.search
-def test_layout_is_planned_even_with_almost_no_time() -> None:
+def test_layout_is_planned_even_with_almost_no_time():
     priced = job(2, 4, 16, 16, seconds=0.01)
     planned = plan(priced, [Worker(0, 2)], seconds=0.01)
     require_sound(planned, priced)
-    assert planned.fixed_bound is not None
     assert planned.period < 0.8 * planned.fixed_bound

@@ -1,7 +1,5 @@
 """Hostings: cuts and chains, ranges with the fewest copies, and two hosts of each unit."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence
@@ -10,8 +8,7 @@ import mip
 import numpy as np
 import pytest
 
-from recycle.job.profile import Profile
-from recycle.job.shape import Shape, Worker
+from recycle import Profile, Shape, Worker
 from recycle.solve.layout.chains import best_cut, candidates, share_micro_batches
 from recycle.solve.layout.hostings import hosting_from_layout, hostings
 from recycle.solve.layout.hosts import assign, plan_copies
@@ -30,7 +27,7 @@ def slowest(seconds: list[float], cut: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_best_cut_equals_brute_force(seed: int) -> None:
+def test_best_cut_equals_brute_force(seed):
     chance = random.Random(seed)
     seconds = [chance.choice([1.0, 1.0, 2.0, 5.0, 0.5]) for _ in range(chance.randint(2, 9))]
     count, most = len(seconds), chance.randint(1, 5)
@@ -48,7 +45,7 @@ def test_best_cut_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_shares_equal_brute_force(seed: int) -> None:
+def test_shares_equal_brute_force(seed):
     chance = random.Random(seed)
     seconds = [chance.choice([1.0, 1.25, 1.5, 3.0]) for _ in range(3)]
     batches = chance.randint(1, 14)
@@ -60,7 +57,7 @@ def test_shares_equal_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [3, 8])
-def test_chains_have_the_highest_rate(workers: int) -> None:
+def test_chains_have_the_highest_rate(workers):
     model = units([1.0] * 6, 4)
     pace = {n: 1 / cut_and_seconds[1] for n in range(1, 7) if (cut_and_seconds := best_cut(model, n))}
     lengths = [
@@ -77,30 +74,26 @@ def test_chains_have_the_highest_rate(workers: int) -> None:
         assert sum(chains.shares) == 5_000
 
 
-def test_hosts_of_a_unit_share_its_micro_batches() -> None:
+def test_hosts_of_a_unit_share_its_micro_batches():
     result = balanced(units([1.0] * 4, 2.0), [((0, 2),), ((1, 3),), ((2, 4),)], [1.0] * 3, 12)
-    assert result is not None
     assert result[0] == 16
     assert result[1].tolist() == [[12, 4, 0, 0], [0, 8, 8, 0], [0, 0, 4, 12]]
     result = balanced(units([1.0] * 3, 3.0), [((0, 2),), ((0, 3),)], [1.0, 1.0], 8, least=1)
-    assert result is not None
     assert (result[1][0, :2] >= 1).all()
     assert (result[1][1] >= 1).all()
 
 
 @pytest.mark.parametrize(("factor", "copied"), [(1.3, 0), (1.02, 4), (1.0025, 7)])
-def test_helpers_copy_no_more_than_the_load_requires(factor: float, copied: int) -> None:
+def test_helpers_copy_no_more_than_the_load_requires(factor, copied):
     """Four pipelines of eight ranks with two units each, without the first worker; no worker can hold three."""
     model = units([1.0] * 16, 2.5, (2,) * 8)
     had = [((2 * r, 2 * r + 2),) for k in range(4) for r in range(8) if (k, r) != (0, 0)]
     least = 64 * 16 / 31
     ranges = cheapest_ranges(model, had, [1.0] * 31, 64, least * factor, [2] * 16)
-    assert ranges is not None
     hosted = [parts for parts, _ in ranges]
     assert len(hosted) <= 31
     assert sum(parts not in had for parts in hosted) <= copied
     shared = balanced(model, hosted, [1.0] * len(hosted), 64_000)
-    assert shared is not None
     assert shared[0] <= 1000 * least * factor * 1.001
     assert all(sum(a <= u < b for ((a, b),) in hosted) >= 2 for u in range(16))
     assert cheapest_ranges(model, had, [1.0] * 31, 64, least * 0.99, [1] * 16) is None, "less than an even share"
@@ -110,12 +103,12 @@ EIGHT = Units((2, 2, 2, 2), {"forward": np.ones(8), "static": np.full(8, 10.0)},
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_assignment_copies_least(seed: int) -> None:
+def test_assignment_copies_least(seed):
     """Workers with two ranges each, none of which matches a wanted range exactly."""
     chance = random.Random(seed)
     model = units([1.0] * 12, 12.0, (2,) * 6, chunks=3)
     live = chance.sample([Worker(k, r) for k in range(4) for r in range(2)], 5)
-    hosted: list[Parts] = [((a, a + chance.randint(1, 3)),) for a in (chance.randint(0, 9) for _ in range(4))]
+    hosted = [((a, a + chance.randint(1, 3)),) for a in (chance.randint(0, 9) for _ in range(4))]
     assigned = assign(model, live, hosted)
     assert len(set(assigned)) == len(hosted)
 
@@ -126,10 +119,10 @@ def test_assignment_copies_least(seed: int) -> None:
     assert copied(assigned) == min(copied(workers) for workers in itertools.permutations(live, len(hosted)))
 
 
-def test_copies_come_from_live_workers_one_at_a_time() -> None:
+def test_copies_come_from_live_workers_one_at_a_time():
     """Pipeline 0 lost rank 1: its three workers take 3, 3 and 2 units, and two of them lack one."""
     shape, live = Shape(2, 4, 1), [Worker(0, 0), Worker(0, 2), Worker(0, 3), *(Worker(1, r) for r in range(4))]
-    ranges: list[Parts] = [((0, 3),), ((3, 6),), ((6, 8),)]
+    ranges = [((0, 3),), ((3, 6),), ((6, 8),)]
     workers = assign(EIGHT, live, ranges, [0, 0, 0])
     assert workers == live[:3]
     moves = plan_copies(EIGHT, shape, live, dict(zip(workers, ranges, strict=True)), Profile(bandwidth=5.0))
@@ -146,7 +139,7 @@ def hosts(hosted: Sequence[Parts], count: int) -> list[int]:
     ("pipelines", "ranks", "layers", "count", "chunks"),
     [(2, 4, 8, 1, 1), (3, 4, 8, 4, 1), (4, 4, 16, 6, 1), (3, 4, 16, 4, 2), (3, 2, 12, 1, 3)],
 )
-def test_hostings_keep_two_hosts_per_unit(pipelines: int, ranks: int, layers: int, count: int, chunks: int) -> None:
+def test_hostings_keep_two_hosts_per_unit(pipelines, ranks, layers, count, chunks):
     each = layers // ranks
     model = units([3.0] * layers, 1.5 * each, (each // chunks,) * ranks * chunks, chunks)
     shape, hosting_count = Shape(pipelines, ranks, 8, chunks), 0
@@ -165,16 +158,15 @@ def test_hostings_keep_two_hosts_per_unit(pipelines: int, ranks: int, layers: in
     assert hosting_count
 
 
-def test_hosting_from_a_layout_is_even_and_uses_all_units() -> None:
+def test_hosting_from_a_layout_is_even_and_uses_all_units():
     model, shape = units([3.0] * 8, 6.0, (4, 4)), Shape(3, 2, 4)
-    held: dict[Worker, Parts] = {
+    held = {
         Worker(0, 0): ((0, 5),),
         Worker(0, 1): ((3, 8),),
         Worker(2, 0): ((0, 2), (4, 6)),
         Worker(2, 1): ((2, 4), (6, 8)),
     }
     hosting = hosting_from_layout(model, shape, held, Profile())
-    assert hosting is not None
     assert hosting.wanted == held
     assert (hosting.quotas.sum(axis=0) == 12).all()
     assert hosting.seconds == pytest.approx(3 * 12 * 8 / 4)
@@ -197,8 +189,7 @@ def least_load(units: Units, speeds: Sequence[float], micro_batches: int, second
     ]
     busiest = model.add_var()
     model.objective = mip.minimize(busiest)
-    runs: list[list[mip.Var]] = []
-    numbers: list[mip.LinExpr] = []
+    runs, numbers = [], []
     for worker, speed in enumerate(speeds):
         hosts = [model.add_var(var_type=mip.BINARY) for _ in windows]
         mine = [model.add_var(var_type=mip.INTEGER, ub=micro_batches) for _ in range(count)]
@@ -219,7 +210,7 @@ def least_load(units: Units, speeds: Sequence[float], micro_batches: int, second
     return float(model.objective_value) if status == mip.OptimizationStatus.OPTIMAL else None
 
 
-def test_least_load_shares_what_the_workers_do_not_all_hold() -> None:
+def test_least_load_shares_what_the_workers_do_not_all_hold():
     model = units([3.0, 1.0, 1.0, 1.0], 3.0)
     assert least_load(model, [1.0, 1.0], 4, 20.0) == pytest.approx(12.0)
     assert least_load(model, [1.0, 2.0], 4, 20.0) == pytest.approx(16.0), "the fast worker also runs another unit"
@@ -227,7 +218,7 @@ def test_least_load_shares_what_the_workers_do_not_all_hold() -> None:
 
 
 @pytest.mark.search
-def test_no_hosting_has_a_smaller_load_than_the_exact_model_allows() -> None:
+def test_no_hosting_has_a_smaller_load_than_the_exact_model_allows():
     """Of the small jobs with a hosting, most reach it; none falls below."""
     count = equal = 0
     for seed in range(12):
@@ -238,7 +229,6 @@ def test_no_hosting_has_a_smaller_load_than_the_exact_model_allows() -> None:
         model, shape = units(seconds, most, (per_rank,) * ranks), Shape(pipelines, ranks, chance.choice([4, 6]))
         live = list(shape.workers())[chance.choice([0, 1]) :]
         exact = least_load(model, [1.0] * len(live), shape.global_micro_batches, 20.0)
-        assert exact is not None
         loads = [hosting.seconds for hosting in hostings(model, shape, live, Profile(), {}, float("inf"))]
         assert all(load >= exact - 1e-6 for load in loads)
         count += bool(loads)

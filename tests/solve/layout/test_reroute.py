@@ -1,19 +1,14 @@
 """Re-routing within a layout: workers keep their units, and all micro-batches run."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
 import pytest
 
-from recycle.errors import PlanError
+from recycle import PlanError, Worker, check, simulate
 from recycle.exec.leader.holdings import Holdings
-from recycle.ir.check import check
-from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.pricing import profile_of_layout
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.plans.hosting import Hosts, layers_in
 from recycle.solve.effort import Deadline
@@ -36,7 +31,6 @@ def elastic(pipelines: int, ranks: int, micro_batches: int, layers: int, chunks:
 
 def without_1_1(priced: PricedJob) -> Plan:
     planned = quick_elastic_plan(priced, [Worker(1, 1)], Deadline(None))
-    assert planned is not None
     assert planned.shape.cut
     return planned
 
@@ -44,7 +38,7 @@ def without_1_1(priced: PricedJob) -> Plan:
 @pytest.mark.search
 @pytest.mark.parametrize("shape", [(3, 2, 4, 8), (4, 2, 3, 8), (2, 4, 6, 8), (3, 2, 4, 8, 2)])
 @pytest.mark.parametrize("staggered", [True, False])
-def test_live_workers_keep_their_units(shape: tuple[int, ...], *, staggered: bool) -> None:
+def test_live_workers_keep_their_units(shape, *, staggered):
     priced = elastic(*shape, staggered=staggered)
     before = without_1_1(priced).schedule
     dead = [w for w in before.live if all(len(before.hosts(s)) > 1 for s in before.stages_of(w))]
@@ -60,7 +54,7 @@ def test_live_workers_keep_their_units(shape: tuple[int, ...], *, staggered: boo
 
 
 @pytest.mark.search
-def test_returned_worker_hosts_its_original_chunks() -> None:
+def test_returned_worker_hosts_its_original_chunks():
     priced = elastic(3, 2, 4, 8, 2)
     before = without_1_1(priced).schedule
     after = reroute_in_layout(priced, before, [], Deadline(None)).schedule
@@ -72,7 +66,7 @@ def test_returned_worker_hosts_its_original_chunks() -> None:
 
 @pytest.mark.search
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_copies_are_counted_from_the_current_layout(chunks: int) -> None:
+def test_copies_are_counted_from_the_current_layout(chunks):
     priced, second = elastic(4, 2, 4, 8, chunks), Worker(2, 0)
     now = without_1_1(priced).schedule
     dead = [Worker(1, 1), second]
@@ -89,7 +83,7 @@ def test_copies_are_counted_from_the_current_layout(chunks: int) -> None:
         assert set(range(*(move.units or ()))) <= {unit for run in now.unit_runs(source) for unit in range(*run)}
 
 
-def test_unit_without_a_live_host_is_refused() -> None:
+def test_unit_without_a_live_host_is_refused():
     priced = elastic(2, 4, 6, 8)
     before = without_1_1(priced).schedule
     hosts = before.hosts(0)
@@ -97,7 +91,7 @@ def test_unit_without_a_live_host_is_refused() -> None:
         reroute_in_layout(priced, before, [Worker(1, 1), *hosts], Deadline(None))
 
 
-def test_training_passes_the_file_of_its_plan(tmp_path: Any) -> None:
+def test_training_passes_the_file_of_its_plan(tmp_path):
     priced = elastic(3, 2, 4, 8)
     before = without_1_1(priced)
     before.save(tmp_path / "before.json")

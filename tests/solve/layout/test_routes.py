@@ -1,7 +1,5 @@
 """Routes: every micro-batch passes the model once, within its quotas; the order of the legs, and their schedule."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from typing import Literal
@@ -9,16 +7,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from recycle.ir.check import check
-from recycle.ir.lower import lower
-from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Profile
-from recycle.job.shape import Shape, Worker
+from recycle import Profile, Schedule, Shape, Worker, check, lower, simulate
 from recycle.solve.effort import Deadline
 from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule, routes_of
-from recycle.solve.layout.units import Parts, Units
+from recycle.solve.layout.units import Units
 from recycle.solve.problem_arrays import Operations
 
 SHAPE = Shape(2, 3, 6)
@@ -36,7 +29,7 @@ HELPED = np.array([[8, 6, 0, 0, 0, 0], [0, 3, 9, 3, 0, 0], [0, 0, 0, 2, 6, 7], [
 def routed(workers: list[Worker], quotas: Operations) -> Routes:
     """The routes where each worker hosts the units from the first up to and with the last that it runs."""
     at = [np.flatnonzero(row) for row in quotas]
-    parts: list[Parts] = [((int(row[0]), int(row[-1]) + 1),) if len(row) else () for row in at]
+    parts = [((int(row[0]), int(row[-1]) + 1),) if len(row) else () for row in at]
     return routes_of(workers, quotas, [worker.pipeline for worker in workers], parts)
 
 
@@ -45,7 +38,6 @@ def schedule_of_routes(
 ) -> Schedule:
     routes = routed(WORKERS, quotas)
     order = best_order(routes, UNITS, Profile(), SHAPE, [cap] * len(routes.workers), Deadline(None), split=split)
-    assert order is not None
     names = routes.names(SHAPE)
     return joint_schedule(SHAPE, routes, order.programs, names, [Worker(1, 1)], optimizer, split=split)
 
@@ -67,7 +59,7 @@ def random_quotas(seed: int) -> tuple[list[Worker], Operations]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_quotas_are_kept_with_the_fewest_hand_overs(seed: int) -> None:
+def test_quotas_are_kept_with_the_fewest_hand_overs(seed):
     workers, quotas = random_quotas(seed)
     routes = routed(workers, quotas)
     counted = np.zeros_like(quotas)
@@ -84,7 +76,7 @@ def test_quotas_are_kept_with_the_fewest_hand_overs(seed: int) -> None:
     assert len(routes) == 24 + hand_overs
 
 
-def test_helper_of_two_pipelines_gets_an_even_stream_of_both() -> None:
+def test_helper_of_two_pipelines_gets_an_even_stream_of_both():
     """Worker 2.0 runs unit 1 of every third micro-batch of pipelines 0 and 1."""
     quotas = np.array([[6, 4, 6], [6, 4, 6], [0, 4, 0]])
     routes = routed([Worker(0, 0), Worker(1, 0), Worker(2, 0)], quotas)
@@ -94,7 +86,7 @@ def test_helper_of_two_pipelines_gets_an_even_stream_of_both() -> None:
     assert max(b - a for a, b in pairwise([-1, *helped.tolist(), 12])) <= 6
 
 
-def test_micro_batches_start_in_their_home_pipeline_if_possible() -> None:
+def test_micro_batches_start_in_their_home_pipeline_if_possible():
     routes = routed([Worker(0, 0), Worker(2, 1)], np.array([[5, 5], [4, 4]]))
     names = routes.names(Shape(3, 2, 3))
     assert len(set(names)) == 9
@@ -106,16 +98,14 @@ def test_micro_batches_start_in_their_home_pipeline_if_possible() -> None:
 @pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("quotas", [CHAINS, HELPED], ids=["chains", "helped"])
-def test_joint_schedule_is_valid_and_reads_back(
-    quotas: Operations, split: bool, optimizer: Literal["staggered", "barrier"]
-) -> None:
+def test_joint_schedule_is_valid_and_reads_back(quotas, split, optimizer):
     schedule = schedule_of_routes(quotas, split, optimizer=optimizer)
     assert check(lower(schedule), limits=[6.0] * 3) == []
     assert Schedule.loads(schedule.dumps()) == schedule
     assert (schedule.shape.units, schedule.failed) == (6, {Worker(1, 1)})
 
 
-def test_activations_count_by_the_units_of_their_stage() -> None:
+def test_activations_count_by_the_units_of_their_stage():
     """A fault-free stage has two units, and three micro-batches of three units count 4.5."""
     schedule = schedule_of_routes(CHAINS, cap=4.5)
     assert max(peak for peak in simulate(schedule).peak_activations if peak) <= 4.5

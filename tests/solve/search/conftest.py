@@ -1,7 +1,5 @@
 """Results of a kernel in plain Python and compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

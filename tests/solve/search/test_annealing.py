@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.ir.check import check
+from recycle import Worker, check, simulate
 from recycle.ir.compiled import run
-from recycle.ir.simulate import simulate
-from recycle.job.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search import annealing
 from recycle.solve.search.annealing import anneal, relabel_by_index

@@ -13,7 +13,7 @@ from recycle.solve.search.compile_kernels import compile_all
 
 
 @pytest.mark.slow
-def test_compile_process_compiles_every_kernel() -> None:
+def test_compile_process_compiles_every_kernel():
     compile_all()
     assert all(compiled._compiled[kernel].signatures for kernel in kernels.KERNELS)
     assert compiled.is_loaded(*kernels.KERNELS)
@@ -22,7 +22,7 @@ def test_compile_process_compiles_every_kernel() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_given", [False, True])
-def test_cache_folder_is_numbas(is_given, tmp_path, monkeypatch) -> None:
+def test_cache_folder_is_numbas(is_given, tmp_path, monkeypatch):
     from numba.core import caching
 
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
@@ -37,7 +37,7 @@ def test_cache_folder_is_numbas(is_given, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.soak
-def test_compile_process_imports_the_package_that_started_it(tmp_path) -> None:
+def test_compile_process_imports_the_package_that_started_it(tmp_path):
     """The current folder contains another package with the same name."""
     (tmp_path / "recycle").mkdir()
     (tmp_path / "recycle" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
@@ -58,7 +58,7 @@ def test_compile_process_imports_the_package_that_started_it(tmp_path) -> None:
     } <= compiled_ones
 
 
-def test_random_numbers_of_a_seed_never_change() -> None:
+def test_random_numbers_of_a_seed_never_change():
     state = seeded(3)
     assert [int(draw(state)) for _ in range(4)] == [119106029, 1583775778, 687545011, 243210352]
     assert seeded(3 + 2147483647) == seeded(3)

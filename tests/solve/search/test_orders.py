@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from recycle.errors import ScheduleError
-from recycle.ir.check import check
+from recycle import Link, ScheduleError, Worker, check, simulate
 from recycle.ir.families import FAMILIES, gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.instruction import BackwardWeight
-from recycle.ir.simulate import simulate
-from recycle.job.profile import Link
-from recycle.job.shape import Worker
 from recycle.solve.assignment import home_hosts, possible_assignments
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
@@ -23,7 +19,7 @@ from recycle.solve.search.insertion import insertion_order, insertion_orders, va
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy, schedule_by_priority
 from recycle.solve.search.order_kernels import initial_state, time_order
 from recycle.solve.search.waves import wave_orders
-from tests.solve.jobs import DEAD, job, small_jobs
+from tests.solve.jobs import DEAD, job, small_jobs, small_problems
 
 
 def hosts_in(problem, order):
@@ -36,10 +32,9 @@ def is_valid(priced, problem, order):
 
 @pytest.mark.search
 @settings(max_examples=12)
-@given(small_jobs())
+@given(small_problems())
 def test_every_policy_gives_a_valid_schedule(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     for policy in itertools.islice(portfolio(problem), 0, None, 5):
         order = schedule_by_policy(problem, policy)
         assert is_valid(priced, problem, order)
@@ -54,10 +49,9 @@ def test_chunks_do_not_deadlock_under_the_tightest_caps(limit, chunks):
 
 
 @settings(max_examples=40)
-@given(small_jobs(), st.integers(0, 99), st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.5, 5.0]))
+@given(small_problems(), st.integers(0, 99), st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.5, 5.0]))
 def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patience):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     random = np.random.default_rng(seed)
     order = schedule_by_priority(
         problem,
@@ -72,10 +66,9 @@ def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patie
 
 @pytest.mark.search
 @settings(max_examples=25)
-@given(small_jobs())
+@given(small_problems())
 def test_insertion_gives_a_valid_schedule(case):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     inserted = list(insertion_orders(problem, possible_assignments(problem)))[::3]
     varied = (insertion_order(problem, vary_parameters(problem, parameters, Random(2))) for _, parameters in inserted)
     orders = [*(order for order, _ in inserted), *filter(None, varied)]
@@ -144,10 +137,9 @@ def any_order(problem, seed):
 
 
 @settings(max_examples=40)
-@given(small_jobs(), st.integers(0, 999))
+@given(small_problems(), st.integers(0, 999))
 def test_timing_of_an_order_equals_the_simulators(case, seed):
-    priced, dead = case
-    problem = Problem.from_job(priced, dead)
+    priced, problem = case
     order = any_order(problem, seed)
     timing, exact = time_order(problem, order), simulate(problem.schedule(order), priced.profile())
     assert timing.makespan == exact.makespan
