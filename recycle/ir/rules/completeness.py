@@ -23,7 +23,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import MOST_KINDS
 from recycle.ir.operations import outside_buckets
-from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, firsts, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, and_more, extremes, firsts, grouped, listed, repeats, rule
 from recycle.job.shape import MOST_BUCKETS
 
 
@@ -58,7 +58,8 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
 
 def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Defect:
     rows = np.unique(rows)
-    return Defect(message, hint, rows, per=inspection.schedule.columns.worker[rows], more="on this worker")
+    _, first, count = firsts(inspection.schedule.columns.worker[rows])
+    return Defect(lambda entry: message + and_more(count[entry], "on this worker"), hint, rows[first])
 
 
 @rule("bucket-range", "a bucket that the schedule does not have")
@@ -111,8 +112,8 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     yield Defect(
         "{other} does the same work: a B includes I and W",
         "keep either the B, or the I and the W",
-        _first_rows(inspection, mixed, BackwardInput, BackwardWeight, WeightPart),
-        others=_first_rows(inspection, mixed, Backward),
+        _first_rows(inspection, _by_cell(inspection, mixed, BackwardInput, BackwardWeight, WeightPart)),
+        others=_first_rows(inspection, _by_cell(inspection, mixed, Backward)),
     )
 
 
@@ -126,31 +127,26 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     yield Defect(
         "{other} does the same work: the parts add up to that W",
         "keep either the W, or its parts for all buckets",
-        _first_rows(inspection, whole, WeightPart),
-        others=_first_rows(inspection, whole, BackwardWeight),
+        _first_rows(inspection, _by_cell(inspection, whole, WeightPart)),
+        others=_first_rows(inspection, _by_cell(inspection, whole, BackwardWeight)),
     )
-    incomplete = (most > 0) & (fewest == 0) & ~whole
-    at = _by_cell(inspection, incomplete, WeightPart)
+    at = _by_cell(inspection, (most > 0) & (fewest == 0) & ~whole, WeightPart)
+    parts, rows = grouped(at, inspection.cell[at]), _first_rows(inspection, at)
 
-    def absent(place: Place) -> list[int]:
-        present = inspection.operations.bucket[at[place.index : place.index + place.count]]
-        return [bucket for bucket in range(buckets) if bucket not in present]
-
-    def first(place: Place) -> str:
-        part = inspection.at(inspection.operations.row[at[place.index]]).instruction
-        return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
+    def absent(entry: int) -> list[int]:
+        return sorted(set(range(buckets)) - set(inspection.operations.bucket[parts[entry]].tolist()))
 
     yield Defect(
-        f"this W lacks the part for bucket {{buckets}} (of {buckets} buckets)",
-        "add {first} on its worker, or write one whole W",
-        inspection.operations.row[at],
-        per=inspection.cell[at],
-        placeholders={"buckets": lambda place: listed(absent(place)), "first": first},
+        lambda entry: f"this W lacks the part for bucket {listed(absent(entry))} (of {buckets} buckets)",
+        lambda entry: (
+            f"add {inspection.at(rows[entry]).instruction.rsplit('/', 1)[0]}/{absent(entry)[0]} on its worker, or write"
+            " one whole W"
+        ),
+        rows,
     )
 
 
-def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    at = _by_cell(inspection, cells, *classes)
+def _first_rows(inspection: Inspection, at: Rows) -> Rows:
     return inspection.operations.row[at[firsts(inspection.cell[at])[1]]]
 
 
@@ -189,11 +185,11 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
         yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)
     stages = np.flatnonzero((absent & ~nowhere).any(axis=1) & inspection.hosts.any(axis=0))
 
-    def names(place: Place) -> str:
-        return inspection.micro_batches(np.flatnonzero(absent[stages[place.index]] & ~nowhere))
+    def message(entry: int) -> str:
+        names = inspection.micro_batches(np.flatnonzero(absent[stages[entry]] & ~nowhere))
+        return f"stage {stages[entry]} does not run micro-batch {names}"
 
-    message = "stage {stage} does not run micro-batch {names}"
-    yield Defect(message, hint, per=stages, placeholders={"stage": stages, "names": names})
+    yield Defect(message, hint, np.full(len(stages), -1))
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
@@ -203,21 +199,21 @@ def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole
         at = at[is_kind(ops.kind[at], BackwardInput)]
     key = ops.worker[at] * shape.stages + ops.stage[at]
     by_key = np.lexsort((ops.row[at], key))
-    at, key = at[by_key], key[by_key]
+    of_host = grouped(at[by_key], key[by_key])
+    first = np.array([at[0] for at in of_host], dtype=np.int64)
 
-    def numbers(place: Place) -> Rows:
-        return np.unique(ops.micro_batch[at[place.index : place.index + place.count]])
+    def numbers(entry: int) -> Rows:
+        return np.unique(ops.micro_batch[of_host[entry]])
 
     return Defect(
-        f"the {name} of stage {{stage}} is missing for micro-batch {{names}}",
-        f"add {{stage}}{kind.token}{{first}} to worker {{worker}}",
-        ops.row[at],
-        per=key,
-        placeholders={
-            "stage": ops.stage[at],
-            "names": lambda place: inspection.micro_batches(numbers(place)),
-            "first": lambda place: inspection.micro_batch(numbers(place)[0]),
-        },
+        lambda entry: (
+            f"the {name} of stage {ops.stage[first[entry]]} is missing for micro-batch"
+            f" {inspection.micro_batches(numbers(entry))}"
+        ),
+        lambda entry: (
+            f"add {ops.stage[first[entry]]}{kind.token}{inspection.micro_batch(numbers(entry)[0])} to worker {{worker}}"
+        ),
+        ops.row[first],
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, extremes, listed, repeats, rule
 from recycle.job.shape import MOST_BUCKETS
 
 
@@ -32,15 +32,13 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
         return
     workers = np.flatnonzero(absent.any(axis=1))
 
-    def stages(place: Place) -> list[int]:
-        numbers: list[int] = np.flatnonzero(absent[workers[place.index]]).tolist()
-        return numbers
+    def stages(entry: int) -> Rows:
+        return np.flatnonzero(absent[workers[entry]])
 
     yield Defect(
-        f"worker {{worker}} hosts stage {{stages}} but never {verb} it",
-        f"add {{first}}{cls.token}: {hint}",
+        lambda entry: f"worker {{worker}} hosts stage {listed(stages(entry))} but never {verb} it",
+        lambda entry: f"add {stages(entry)[0]}{cls.token}: {hint}",
         worker=workers,
-        placeholders={"stages": lambda place: listed(stages(place)), "first": lambda place: stages(place)[0]},
     )
 
 
@@ -83,20 +81,18 @@ def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
     absent = np.flatnonzero(wanted & ~is_summed.all(axis=1))
     workers, stages = np.divmod(absent, shape.stages)
 
-    def buckets(place: Place) -> list[int]:
-        numbers: list[int] = np.flatnonzero(~is_summed[absent[place.index]]).tolist()
-        return numbers
+    def buckets(entry: int) -> Rows:
+        return np.flatnonzero(~is_summed[absent[entry]])
 
     yield Defect(
-        "worker {worker} hosts stage {stage} but never begins the sum of bucket {buckets}",
-        f"add {{stage}}{ReduceBucket.token}/{{first}}, before its REDUCE_GRAD; or remove every reduce and step, so"
-        " that all are implied",
+        lambda entry: (
+            f"worker {{worker}} hosts stage {stages[entry]} but never begins the sum of bucket {listed(buckets(entry))}"
+        ),
+        lambda entry: (
+            f"add {stages[entry]}{ReduceBucket.token}/{buckets(entry)[0]}, before its REDUCE_GRAD; or remove every"
+            " reduce and step, so that all are implied"
+        ),
         worker=workers,
-        placeholders={
-            "stage": stages,
-            "buckets": lambda place: listed(buckets(place)),
-            "first": lambda place: buckets(place)[0],
-        },
     )
 
 

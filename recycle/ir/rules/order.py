@@ -16,7 +16,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import EventGraph, event_graph, group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
-from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
+from recycle.ir.rules.rule import Defect, Inspection, and_more, extremes, firsts, rule
 from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
@@ -31,13 +31,13 @@ def order(inspection: Inspection) -> Iterator[Defect]:
     after its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
-    placed = ~inspection.rows_in(inspection.misplaced)[rows]
+    first = firsts(rows)[1]
     yield Defect(
         "it needs {other}, which comes later",
         "move {other.instruction} before it",
-        rows[placed],
-        others=needs[placed],
-        per=rows[placed],
+        rows[first],
+        others=needs[first],
+        where=~inspection.rows_in(inspection.misplaced)[rows[first]],
     )
 
 
@@ -233,11 +233,12 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     producer, send = producer[by_row], send[by_row]
+    _, first, count = firsts(c.worker[send])
     yield Defect(
-        "other work runs between it and its producer, {other}",
+        lambda entry: (
+            "other work runs between it and its producer, {other}" + and_more(count[entry], "sends of this worker")
+        ),
         "move the send directly after its producer",
-        inspection.origin[send],
-        others=inspection.origin[producer],
-        per=c.worker[send],
-        more="sends of this worker",
+        inspection.origin[send[first]],
+        others=inspection.origin[producer[first]],
     )

@@ -22,7 +22,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
-from recycle.ir.rules.rule import Defect, Inspection, Place, listed, rule
+from recycle.ir.rules.rule import Defect, Inspection, and_more, firsts, listed, rule
 
 
 @rule("no-host", "a stage without a live host")
@@ -31,16 +31,12 @@ def no_host(inspection: Inspection) -> Iterator[Defect]:
     parameters: no schedule can run it. Place it on another worker that can copy them, or restore a checkpoint."""
     stages = np.flatnonzero(~inspection.hosts.any(axis=0))
 
-    def why(place: Place) -> str:
-        dead = inspection.workers(np.flatnonzero(inspection.hosted[:, stages[place.index]]))
-        return f"its hosts {dead} have all failed" if dead else "the placement gives it to no worker"
+    def message(entry: int) -> str:
+        dead = inspection.workers(np.flatnonzero(inspection.hosted[:, stages[entry]]))
+        why = f"its hosts {dead} have all failed" if dead else "the placement gives it to no worker"
+        return f"stage {stages[entry]} has no live host: {why}"
 
-    yield Defect(
-        "stage {stage} has no live host: {why}",
-        "place it on a live worker, or restart from a checkpoint",
-        per=stages,
-        placeholders={"stage": stages, "why": why},
-    )
+    yield Defect(message, "place it on a live worker, or restart from a checkpoint", np.full(len(stages), -1))
 
 
 @rule("failed-worker", "work on, or a transfer with, a failed worker")
@@ -51,24 +47,22 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
     shape, c = inspection.schedule.shape, inspection.schedule.columns
     sizes = np.diff(c.offsets)
     busy = np.flatnonzero(inspection.dead & (sizes > 0))
-
     yield Defect(
-        "worker {worker} has failed, yet it has a program of {size} instruction(s)",
+        lambda entry: f"worker {{worker}} has failed, yet it has a program of {sizes[busy[entry]]} instruction(s)",
         "give its micro-batches to peers of its stage, or remove it from the failed workers",
         c.offsets[busy],
-        placeholders={"size": sizes[busy]},
     )
     silent = inspection.dead & (sizes == 0)
     rows = np.flatnonzero(is_kind(c.kind, Transfer))
     rows = rows[silent[c.peer[rows]] & ~inspection.dead[c.worker[rows]]]
-
+    pairs, first, count = firsts(c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows])
     yield Defect(
-        "worker {peer} has failed and takes no part in any transfer",
+        lambda entry: (
+            f"worker {shape.worker_at(pairs[entry] % shape.worker_count)} has failed and takes no part in any transfer"
+            + and_more(count[entry], "transfers with it")
+        ),
         "exchange the value with the peer that took over the micro-batch",
-        rows,
-        per=c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows],
-        more="transfers with it",
-        placeholders={"peer": lambda place: shape.worker_at(c.peer[rows[place.index]])},
+        rows[first],
     )
 
 
@@ -81,23 +75,19 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     at = np.flatnonzero(~is_kind(ops.kind, Transfer) & ops.valid)
     at = at[~inspection.hosted[ops.worker[at], ops.stage[at]] & ~inspection.dead[ops.worker[at]]]
     at = at[np.argsort(ops.row[at], kind="stable")]
-    workers, stages = ops.worker[at], ops.stage[at]
+    pairs, first, count = firsts(ops.worker[at] * shape.stages + ops.stage[at])
+    workers, stages = np.divmod(pairs, shape.stages)
 
-    def hosts(place: Place) -> str:
-        return inspection.workers(np.flatnonzero(inspection.hosts[:, stages[place.index]])) or "none is alive"
+    def message(entry: int) -> str:
+        hosted = listed(inspection.schedule.placement[workers[entry]]) or "none"
+        times = f", {count[entry]} times in all" if count[entry] > 1 else ""
+        return f"worker {{worker}} hosts stage {hosted}, not {stages[entry]}{times}"
 
-    yield Defect(
-        "worker {worker} hosts stage {hosted}, not {stage}{times}",
-        "move it to a host of stage {stage} ({hosts}), or change the placement",
-        ops.row[at],
-        per=workers * shape.stages + stages,
-        placeholders={
-            "hosted": lambda place: listed(inspection.schedule.placement[workers[place.index]]) or "none",
-            "stage": stages,
-            "times": lambda place: f", {place.count} times in all" if place.count > 1 else "",
-            "hosts": hosts,
-        },
-    )
+    def hint(entry: int) -> str:
+        hosts = inspection.workers(np.flatnonzero(inspection.hosts[:, stages[entry]])) or "none is alive"
+        return f"move it to a host of stage {stages[entry]} ({hosts}), or change the placement"
+
+    yield Defect(message, hint, ops.row[at[first]])
 
 
 _LESS_MEMORY = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
@@ -115,16 +105,13 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     limits = np.tile(np.array(inspection.limits, dtype=float), shape.pipelines)
     over = (rows >= 0) & (peaks > limits + TOLERANCE) & ~inspection.dead
     yield Defect(
-        "worker {worker} holds {peak:g} activations here{time}, the limit of rank {rank} is {limit:g}",
+        lambda entry: (
+            f"worker {{worker}} holds {peaks[entry]:g} activations here{inspection.time_of(rows[entry])}, the limit of"
+            f" rank {entry % shape.ranks} is {limits[entry]:g}"
+        ),
         _LESS_MEMORY,
         rows,
         where=over,
-        placeholders={
-            "peak": peaks,
-            "time": lambda place: inspection.time_of(rows[place.index]),
-            "rank": np.arange(len(rows)) % shape.ranks,
-            "limit": limits,
-        },
     )
 
 
@@ -141,24 +128,19 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     over = ~inspection.dead & (static + peaks > limit * (1 + TOLERANCE))
     by_stages = (static > limit) | (rows < 0)
     yield Defect(
-        f"its stages alone need {{static:.6g}} bytes, the limit is {limit:.6g}",
+        lambda entry: f"its stages alone need {static[entry]:.6g} bytes, the limit is {limit:.6g}",
         "place fewer stages on it, split the model further, or raise the limit",
         worker=np.arange(len(rows)),
         where=over & by_stages,
-        placeholders={"static": static},
     )
     yield Defect(
-        "worker {worker} holds {held:.6g} bytes here{time} ({static:.6g} static, {peak:.6g} of activations), the limit"
-        f" is {limit:.6g}",
+        lambda entry: (
+            f"worker {{worker}} holds {static[entry] + peaks[entry]:.6g} bytes here{inspection.time_of(rows[entry])}"
+            f" ({static[entry]:.6g} static, {peaks[entry]:.6g} of activations), the limit is {limit:.6g}"
+        ),
         _LESS_MEMORY,
         rows,
         where=over & ~by_stages,
-        placeholders={
-            "held": static + peaks,
-            "time": lambda place: inspection.time_of(rows[place.index]),
-            "static": static,
-            "peak": peaks,
-        },
     )
 
 
@@ -185,24 +167,29 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
         shown_live < rows,
     )
     remove = "stage 0 has no stage before it, whose worker would hold its copy"
-    placeholders = {"stage": stages, "before": stages - 1}
     yield Defect(remove, "remove it", rows, where=first)
     yield Defect("the same redundant forward occurs earlier", "remove one of the two", rows, where=repeated)
-    itself = "this worker runs the forward of stage {stage} itself"
-    yield Defect(itself, "remove the redundant one", rows, where=doubled, placeholders=placeholders)
     yield Defect(
-        "the output of stage {before} is computed on another worker, and is never sent for a redundant forward",
-        "move it to the worker that runs stage {before} of this micro-batch",
+        lambda entry: f"this worker runs the forward of stage {stages[entry]} itself",
+        "remove the redundant one",
         rows,
-        where=apart,
-        placeholders=placeholders,
+        where=doubled,
     )
     yield Defect(
-        "{shown} comes before it, and shows that the worker of stage {stage} is alive",
+        lambda entry: (
+            f"the output of stage {stages[entry] - 1} is computed on another worker, and is never sent for a redundant"
+            " forward"
+        ),
+        lambda entry: f"move it to the worker that runs stage {stages[entry] - 1} of this micro-batch",
+        rows,
+        where=apart,
+    )
+    yield Defect(
+        lambda entry: f"{{other}} comes before it, and shows that the worker of stage {stages[entry]} is alive",
         "move it before that backward, or remove it",
         rows,
+        others=shown_live,
         where=late,
-        placeholders=placeholders | {"shown": lambda place: inspection.at(shown_live[place.index])},
     )
 
 

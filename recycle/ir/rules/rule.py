@@ -7,13 +7,12 @@ group, limit and sort them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.dependencies import Dependencies, Unmet, Why, find
@@ -73,16 +72,8 @@ class Finding:
     others: tuple[ProgramPosition, ...] = ()
 
 
-@dataclass(frozen=True)
-class Place:
-    """One entry of a `Defect`: index, conflicting instructions, and number of entries merged (see `Defect.per`)."""
-
-    index: int
-    others: tuple[ProgramPosition, ...]
-    count: int
-
-
-Placeholders = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
+Text = str | Callable[[int], str]
+"""A format with the names `worker` and `other` (the first conflicting instruction), or a function entry -> format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,37 +81,26 @@ class Defect:
     """One way in which a schedule breaks a rule, as columns with an entry per occurrence.
 
     Attributes:
-        message, hint: formats of the finding's texts, with the names `worker`, `other` (the first conflicting
-            instruction) and the names of `placeholders`.
+        message, hint: the finding's texts.
         row: given row of each entry; None or -1 for entries about a worker or the whole schedule.
         worker: index of the worker, for entries without a row.
         others: conflicting row of each entry, or several in a second dimension; -1 for none.
         where: entries that count; None for all.
-        per: entries with the same number are reported once, at the first entry.
-        more: noun for the other entries in the message: `(and 3 more ...)`; empty to omit them.
-        placeholders: name -> value for each entry.
     """
 
-    message: str
-    hint: str
+    message: Text
+    hint: Text
     row: int | Rows | None = None
     worker: Rows | None = None
     others: Rows | None = None
     where: Flags | None = None
-    per: Rows | Ints | None = None
-    more: str = ""
-    placeholders: Placeholders = field(default_factory=dict)
 
-    def reported(self) -> tuple[Rows, Rows]:
-        """Return (entry, number of entries that it represents) of each finding."""
-        columns = (column for column in (self.row, self.worker, self.per) if column is not None)
-        entries = np.arange(next(map(np.size, columns), 1))
-        if self.where is not None:
-            entries = entries[self.where]
-        if self.per is None:
-            return entries, np.ones_like(entries)
-        _, places, counts = firsts(self.per[entries])
-        return entries[places], counts
+    @property
+    def entries(self) -> Rows:
+        """Indices of the entries that count."""
+        column = self.row if self.worker is None else self.worker
+        entries = np.arange(1 if column is None else np.size(column))
+        return entries if self.where is None else entries[self.where]
 
 
 @dataclass(frozen=True)
@@ -139,35 +119,26 @@ class Rule:
         listed: list[Finding] = []
         omitted = 0
         for defect in self.find(inspection):
-            entries, counts = defect.reported()
-            room = MOST_DESCRIBED - len(listed)
+            entries, room = defect.entries, MOST_DESCRIBED - len(listed)
             omitted += max(0, len(entries) - room)
-            for entry, count in zip(entries[:room].tolist(), counts[:room].tolist(), strict=True):
-                listed.append(self._finding(inspection, defect, entry, count))
+            listed += [self._finding(inspection, defect, entry) for entry in entries[:room].tolist()]
         return listed, omitted
 
-    def _finding(self, inspection: Inspection, defect: Defect, entry: int, count: int) -> Finding:
+    def _finding(self, inspection: Inspection, defect: Defect, entry: int) -> Finding:
         row = -1 if defect.row is None else int(np.atleast_1d(defect.row)[entry])
-        others = [] if defect.others is None else np.atleast_1d(defect.others[entry]).tolist()
-        place = Place(entry, tuple(inspection.at(other) for other in others if other >= 0), count)
+        rows = [] if defect.others is None else np.atleast_1d(defect.others[entry]).tolist()
+        others = tuple(inspection.at(other) for other in rows if other >= 0)
         worker = position = instruction = None
         if row >= 0:
-            instruction_position = inspection.at(row)
-            worker, position, instruction = (
-                instruction_position.worker,
-                instruction_position.position,
-                instruction_position.instruction,
-            )
+            at = inspection.at(row)
+            worker, position, instruction = at.worker, at.position, at.instruction
         elif defect.worker is not None:
             worker = str(inspection.schedule.shape.worker_at(defect.worker[entry]))
-        values: dict[str, object] = {"worker": worker, "other": next(iter(place.others), None)}
-        values |= {
-            name: value(place) if callable(value) else value[entry] for name, value in defect.placeholders.items()
-        }
-        message, hint = (text.format(**values) for text in (defect.message, defect.hint))
-        if defect.more and count > 1:
-            message += f" (and {count - 1} more {defect.more})"
-        return Finding(self.code, self.severity, worker, position, instruction, message, hint, place.others)
+        message, hint = (
+            (text(entry) if callable(text) else text).format(worker=worker, other=next(iter(others), None))
+            for text in (defect.message, defect.hint)
+        )
+        return Finding(self.code, self.severity, worker, position, instruction, message, hint, others)
 
 
 def rule(
@@ -357,11 +328,16 @@ class Inspection:
         return listed([self.schedule.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
 
 
-def listed(names: Sequence[object], count: int | None = None) -> str:
+def listed(names: Sequence[object] | Rows, count: int | None = None) -> str:
     """Format `a, b, c and 4 more`; `count` is the total if `names` is only the beginning."""
     count = len(names) if count is None else count
     omitted = f" and {count - SHOWN} more" if count > SHOWN else ""
     return ", ".join(map(str, names[:SHOWN])) + omitted
+
+
+def and_more(count: int, noun: str) -> str:
+    """Format ` (and 3 more ...)` for the other entries of a finding that represents `count`."""
+    return f" (and {count - 1} more {noun})" if count > 1 else ""
 
 
 def repeats(keys: Rows) -> tuple[Rows, Rows]:
@@ -374,6 +350,11 @@ def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
     """Return (key, index of the first entry, number of entries) of each distinct key, ascending."""
     key, place, entries = np.unique(keys, return_index=True, return_counts=True)
     return key.astype(np.int64), place, entries
+
+
+def grouped(values: Rows, keys: Rows) -> list[Rows]:
+    """Return the values with each key, given sorted keys."""
+    return np.split(values, np.flatnonzero(np.diff(keys)) + 1) if len(keys) else []
 
 
 def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: int) -> Rows:
