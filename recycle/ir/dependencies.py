@@ -229,7 +229,7 @@ class _Builder:
         self.crossing: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
         self.has_transfers = bool(self.select(Transfer).size)
-        self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
+        self.producer = {value: self.ops.first(self.select(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
         for cls in KIND_CLASSES:
@@ -258,8 +258,8 @@ class _Builder:
             np.concatenate(part) for part in zip((none, none, none), *self.crossing, strict=True)
         )
         stage, micro_batch = self.ops.stage[producer_op], self.ops.micro_batch[producer_op]
-        key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
-        key = key * self.shape.worker_count + self.ops.worker[consumers]
+        key = (value * self.ops.cells + self.ops.cell[producer_op]) * self.shape.worker_count
+        key += self.ops.worker[consumers]
         order = np.lexsort((consumers, key))
         first = order[np.diff(key[order], prepend=-1) != 0]
         row = self.ops.row
@@ -285,8 +285,8 @@ class _Builder:
         consumers = self.select(consumer)
         stage = self.ops.stage[consumers] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
-        consumers, stage = consumers[exists], stage[exists]
-        producer_op = self.producer[value][stage * self.micro_batches + self.ops.micro_batch[consumers]]
+        consumers = consumers[exists]
+        producer_op = self.producer[value][self.ops.cell[consumers] + offset * self.micro_batches]
         self._add_unmet(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
         consumers, producer_op = consumers[producer_op >= 0], producer_op[producer_op >= 0]
         local = worker[consumers] == worker[producer_op]
@@ -324,7 +324,7 @@ class _Builder:
 
     def _stage_wide(self) -> None:
         stage, shape = self.ops.stage, self.shape
-        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.worker * shape.stages + stage
+        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.host
         gradients = self.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
         reduces, steps = self.select(ReduceGradients), self.select(OptimizerStep)
         computes = [cls for cls in KIND_CLASSES if issubclass(cls, Compute)]

@@ -250,7 +250,7 @@ def _fitting_slots(rotation: Rotation, profile: Profile) -> Flags:
 
 def _hosts_of_forwards(schedule: Schedule) -> Rows:
     ops, shape = operations_of(schedule), schedule.shape
-    first = ops.first(shape, ops.select(Forward))
+    first = ops.first(ops.select(Forward))
     return np.where(first >= 0, ops.worker[first], -1).reshape(shape.stages, -1)
 
 
@@ -349,7 +349,7 @@ def _ready(schedule: Schedule, profile: Profile, slots: ReplaySlots, ends: Float
     ops, shape = operations_of(schedule), schedule.shape
     ready, last_input = np.zeros(len(slots.worker)), np.full(len(slots.worker), -1, dtype=np.int64)
     for need in Replay.row.needs:
-        makers = ops.first(shape, ops.select(*makers_of(need.value))).reshape(shape.stages, -1)
+        makers = ops.first(ops.select(*makers_of(need.value))).reshape(shape.stages, -1)
         producer_stage = slots.stage + need.offset
         exists = np.flatnonzero((producer_stage >= 0) & (producer_stage < shape.stages))
         makers_found = makers[producer_stage[exists], slots.micro_batch[exists]]

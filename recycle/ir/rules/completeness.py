@@ -31,7 +31,7 @@ from recycle.job.shape import MOST_BUCKETS
 def stage_range(inspection: Inspection) -> Iterator[Defect]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot
     run. Change the stage, or the shape of the schedule. Reported once per worker."""
-    stages, ops = inspection.schedule.shape.stages, inspection.operations
+    stages, ops = inspection.shape.stages, inspection.operations
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (ops.stage < 0) | (ops.stage >= stages)
     yield _per_worker(inspection, ops.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
@@ -45,7 +45,7 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Change
     the micro-batch, or the shape of the schedule. Reported once per worker."""
-    shape, ops = inspection.schedule.shape, inspection.operations
+    shape, ops = inspection.shape, inspection.operations
     in_stage = (ops.stage >= 0) & (ops.stage < shape.stages) & ~outside_buckets(ops, inspection.schedule.buckets)
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
     yield _per_worker(
@@ -58,7 +58,7 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
 
 def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Defect:
     rows = np.unique(rows)
-    _, first, count = firsts(inspection.schedule.columns.worker[rows])
+    _, first, count = firsts(inspection.columns.worker[rows])
     return Defect(lambda entry: message + and_more(count[entry], "on this worker"), hint, rows[first])
 
 
@@ -68,7 +68,7 @@ def bucket_range(inspection: Inspection) -> Iterator[Defect]:
     last, which REDUCE_GRAD sums. Change the bucket, or the schedule's `buckets`."""
     buckets, ops = inspection.schedule.buckets, inspection.operations
     rows = np.unique(ops.row[outside_buckets(ops, buckets)])
-    is_sum = inspection.schedule.columns.kind[rows] == ReduceBucket.kind
+    is_sum = inspection.columns.kind[rows] == ReduceBucket.kind
     for sums, why in ((False, "none with this number"), (True, "and REDUCE_GRAD sums the last one")):
         hint = f"buckets count from 0 to {buckets - 1 - sums}: change the bucket, or `buckets`"
         if buckets == sums:
@@ -82,7 +82,7 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
     instruction, or remove `forward_only` to train with the schedule."""
     if inspection.schedule.forward_only:
         kinds = Forward, SendActivation, RecvActivation, WaitSendActivation
-        evaluates = is_kind(inspection.schedule.columns.kind, kinds)
+        evaluates = is_kind(inspection.columns.kind, kinds)
         message = "the schedule is forward-only, and this instruction is for training"
         yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 
@@ -162,7 +162,7 @@ def missing(inspection: Inspection) -> Iterator[Defect]:
     of failed workers. A forward-only schedule needs F alone. Micro-batches that a whole stage or the whole schedule
     lacks are reported together. Add the instruction, or correct the shape.
     """
-    shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
+    shape, (f, b, i, w) = inspection.shape, inspection.counts.values()
     if inspection.parts[1].any():
         w = w + inspection.parts[1]
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
@@ -193,13 +193,12 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
-    ops, shape = inspection.operations, inspection.schedule.shape
+    ops = inspection.operations
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     if kind is BackwardWeight:  # it belongs after its input gradient
         at = at[is_kind(ops.kind[at], BackwardInput)]
-    key = ops.worker[at] * shape.stages + ops.stage[at]
-    by_key = np.lexsort((ops.row[at], key))
-    of_host = grouped(at[by_key], key[by_key])
+    at = at[np.lexsort((ops.row[at], ops.host[at]))]
+    of_host = grouped(at, ops.host[at])
     first = np.array([at[0] for at in of_host], dtype=np.int64)
 
     def numbers(entry: int) -> Rows:
@@ -222,7 +221,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F kept on its worker, and W needs what its I kept there.
     Activations are not sent to other workers of the same stage, so all halves of a micro-batch run on the worker of
     its F. Move them together."""
-    worker, ops, at = inspection.schedule.columns.worker, inspection.operations, inspection.computes
+    worker, ops, at = inspection.columns.worker, inspection.operations, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
     cells, rows = cells[reported], rows[reported]

@@ -112,7 +112,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
-    lowered_of = np.full(len(inspection.schedule.columns) + 1, -1, dtype=np.int64)
+    lowered_of = np.full(len(inspection.columns) + 1, -1, dtype=np.int64)
     lowered_of[inspection.origin] = np.arange(len(inspection.origin))
     conflicting = [int(lowered_of[row]) for pair in conflicting_reduces(inspection) for row in pair]
     explained |= np.isin(target, conflicting) & (source >= rows)
@@ -121,7 +121,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     out = np.flatnonzero((source >= rows) & (target < rows))
     out = out[is_kind(kind[target[out]], StageWide)]
     into = np.flatnonzero((target >= rows) & (source < rows))
-    workers = inspection.schedule.shape.worker_count
+    workers = inspection.shape.worker_count
     joined = target[into] * workers + worker[source[into]]
     first = extremes(np.minimum, source[out] * workers + worker[target[out]], target[out], joined, nodes)
     explained[into[source[into] >= first]] = True

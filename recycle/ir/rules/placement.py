@@ -22,6 +22,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
+from recycle.ir.operations import Operations
 from recycle.ir.rules.rule import Defect, Inspection, and_more, firsts, listed, rule
 
 
@@ -44,7 +45,7 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
     """A failed worker computes, sends and receives nothing. Move its micro-batches and their transfers to peers of
     its stage. Reported once per failed worker that has a program, and once per live worker and failed peer
     otherwise."""
-    shape, c = inspection.schedule.shape, inspection.schedule.columns
+    shape, c = inspection.shape, inspection.columns
     sizes = np.diff(c.offsets)
     busy = np.flatnonzero(inspection.dead & (sizes > 0))
     yield Defect(
@@ -71,11 +72,11 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     """A worker can compute, reduce and step only the stages that the placement gives it. Work moves between workers
     of different pipelines that host the same stage, never along a pipeline. Reported once per worker and stage, at
     the first instruction."""
-    shape, ops = inspection.schedule.shape, inspection.operations
+    shape, ops = inspection.shape, inspection.operations
     at = np.flatnonzero(~is_kind(ops.kind, Transfer) & ops.valid)
-    at = at[~inspection.hosted[ops.worker[at], ops.stage[at]] & ~inspection.dead[ops.worker[at]]]
+    at = at[~inspection.hosted.ravel()[ops.host[at]] & ~inspection.dead[ops.worker[at]]]
     at = at[np.argsort(ops.row[at], kind="stable")]
-    pairs, first, count = firsts(ops.worker[at] * shape.stages + ops.stage[at])
+    pairs, first, count = firsts(ops.host[at])
     workers, stages = np.divmod(pairs, shape.stages)
 
     def message(entry: int) -> str:
@@ -100,7 +101,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     finding names the instruction that reaches the peak, and its start. Incomplete schedules are not checked."""
     if inspection.limits is None or not inspection.complete.all():
         return
-    shape = inspection.schedule.shape
+    shape = inspection.shape
     peaks, rows = map(np.array, held_activations(inspection.schedule, inspection.profile, in_bytes=False))
     limits = np.tile(np.array(inspection.limits, dtype=float), shape.pipelines)
     over = (rows >= 0) & (peaks > limits + TOLERANCE) & ~inspection.dead
@@ -150,19 +151,16 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
     that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
     R."""
-    ops, shape = inspection.operations, inspection.schedule.shape
-    at = _hosted(inspection, RedundantForward)
-    if not len(at):
-        return
-    key, rows, stages = _worker_and_cell(inspection), ops.row[at], ops.stage[at]
-    backward = ops.select(Backward, BackwardInput)
+    ops, shape = inspection.operations, inspection.shape
+    at, key = _hosted(inspection, RedundantForward), ops.worker_cell
+    rows, stages, backward = ops.row[at], ops.stage[at], ops.select(Backward, BackwardInput)
     backward_of = find(key[backward], key[at] - shape.global_micro_batches)
-    shown_live = np.append(ops.row[backward], len(inspection.schedule.columns))[backward_of]
+    shown_live = np.append(ops.row[backward], len(inspection.columns))[backward_of]
     not_local = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
     first, repeated, doubled, apart, late = _first_case(
         stages == 0,
         occurrences(key[at]) > 0,
-        _runs_forward(inspection, key, at),
+        _runs_forward(ops, at),
         np.isin(rows, not_local),
         shown_live < rows,
     )
@@ -198,15 +196,10 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
     runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
     a difference must be known when the iteration is committed."""
-    ops, stages = inspection.operations, inspection.schedule.shape.stages
-    at = _hosted(inspection, Replay)
-    if not len(at):
-        return
-    key, rows = _worker_and_cell(inspection), ops.row[at]
-    reduces = ops.select(ReduceGradients)
-    host = ops.worker * stages + ops.stage
-    reduce = np.append(ops.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
-    own, repeated, late = _first_case(_runs_forward(inspection, key, at), occurrences(key[at]) > 0, reduce < rows)
+    ops, at = inspection.operations, _hosted(inspection, Replay)
+    rows, reduces = ops.row[at], ops.select(ReduceGradients)
+    reduce = np.append(ops.row[reduces], len(inspection.columns))[find(ops.host[reduces], ops.host[at])]
+    own, repeated, late = _first_case(_runs_forward(ops, at), occurrences(ops.worker_cell[at]) > 0, reduce < rows)
     move = "move the replay to another host of the stage"
     yield Defect("this worker runs the forward itself", move, rows, where=own)
     yield Defect("the same replay occurs earlier", "remove one of the two", rows, where=repeated)
@@ -225,7 +218,7 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
     worker sends no such value. Remove the instruction, or move it to the worker that sends the value."""
     rows = inspection.graph.missing.with_reason(Why.NO_PREDECESSOR).row
     rows = inspection.origin[rows[is_kind(inspection.lowered.columns.kind[rows], WaitSend)]]
-    c = inspection.schedule.columns
+    c = inspection.columns
     rows = rows[inspection.hosted[c.worker[rows], c.stage[rows]]]
     hint = "remove it, or move it to the worker that sends the value"
     yield Defect("worker {worker} sends no such value", hint, rows)
@@ -235,12 +228,9 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
 def offload(inspection: Inspection) -> Iterator[Defect]:
     """OFFLOAD copies the activation of a forward of its own worker to the host, and frees it. RELOAD copies it back,
     before the backward. Either needs the other, on the same worker, and occurs once per stage and micro-batch."""
-    ops, key = inspection.operations, _worker_and_cell(inspection)
-    at = _hosted(inspection, Offload, Reload)
-    pair = 2 * key[at] + (ops.kind[at] == Offload.kind)
-    away, repeated, alone = _first_case(
-        ~_runs_forward(inspection, key, at), occurrences(pair) > 0, find(pair, pair ^ 1) < 0
-    )
+    ops, at = inspection.operations, _hosted(inspection, Offload, Reload)
+    pair = 2 * ops.worker_cell[at] + (ops.kind[at] == Offload.kind)
+    away, repeated, alone = _first_case(~_runs_forward(ops, at), occurrences(pair) > 0, find(pair, pair ^ 1) < 0)
     move = "move it to the worker that runs the forward of this stage and micro-batch"
     yield Defect("the forward does not run on this worker", move, ops.row[at], where=away)
     yield Defect("the same copy occurs earlier", "remove one of the two", ops.row[at], where=repeated)
@@ -249,17 +239,12 @@ def offload(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _hosted(inspection: Inspection, *classes: type[Instruction]) -> Rows:
-    ops = inspection.operations
-    at = ops.select(*classes)
-    return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
+    at = inspection.operations.select(*classes)
+    return at[inspection.hosted.ravel()[inspection.operations.host[at]]]
 
 
-def _worker_and_cell(inspection: Inspection) -> Rows:
-    return inspection.operations.worker * inspection.cells + inspection.cell
-
-
-def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return find(key[inspection.operations.select(Forward)], key[at]) >= 0
+def _runs_forward(ops: Operations, at: Rows) -> Flags:
+    return find(ops.worker_cell[ops.select(Forward)], ops.worker_cell[at]) >= 0
 
 
 def _first_case(*cases: Flags) -> list[Flags]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
+from recycle.ir.columns import Columns, Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.dependencies import Dependencies, Unmet, Why, find
 from recycle.ir.event_graph import EventGraph
 from recycle.ir.instruction import (
@@ -29,7 +29,7 @@ from recycle.ir.operations import Operations, counts_of, is_whole, operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
 from recycle.job.profile import Profile
-from recycle.job.shape import MicroBatch
+from recycle.job.shape import MicroBatch, Shape
 
 Severity = Literal["error", "warning"]
 SHOWN = 6
@@ -133,7 +133,7 @@ class Rule:
             at = inspection.at(row)
             worker, position, instruction = at.worker, at.position, at.instruction
         elif defect.worker is not None:
-            worker = str(inspection.schedule.shape.worker_at(defect.worker[entry]))
+            worker = str(inspection.shape.worker_at(defect.worker[entry]))
         message, hint = (
             (text(entry) if callable(text) else text).format(worker=worker, other=next(iter(others), None))
             for text in (defect.message, defect.hint)
@@ -169,6 +169,15 @@ class Inspection:
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
+    def shape(self) -> Shape:
+        return self.schedule.shape
+
+    @property
+    def columns(self) -> Columns:
+        """The given rows."""
+        return self.schedule.columns
+
+    @property
     def lowered(self) -> Schedule:
         return self.events.schedule
 
@@ -189,29 +198,27 @@ class Inspection:
 
     @cached_property
     def has_transfers(self) -> bool:
-        return bool(is_kind(self.schedule.columns.kind, Transfer).any())
+        return bool(is_kind(self.columns.kind, Transfer).any())
 
     @cached_property
     def has_optimizer(self) -> bool:
         if self.schedule.forward_only:
             return False
-        return bool(is_kind(self.schedule.columns.kind, implied_kinds()).any())
+        return bool(is_kind(self.columns.kind, implied_kinds()).any())
 
     @cached_property
     def dead(self) -> Flags:
         """Worker index -> failed."""
-        shape = self.schedule.shape
-        dead = np.zeros(shape.worker_count, dtype=np.bool_)
-        dead[[shape.worker_index(worker) for worker in self.schedule.failed]] = True
+        dead = np.zeros(self.shape.worker_count, dtype=np.bool_)
+        dead[[self.shape.worker_index(worker) for worker in self.schedule.failed]] = True
         return dead
 
     @cached_property
     def hosted(self) -> Flags:
         """(worker index, stage) -> whether the placement assigns the stage."""
-        shape = self.schedule.shape
-        hosted = np.zeros((shape.worker_count, shape.stages), dtype=np.bool_)
+        hosted = np.zeros((self.shape.worker_count, self.shape.stages), dtype=np.bool_)
         for w, stages in enumerate(self.schedule.placement):
-            hosted[w, [s for s in stages if 0 <= s < shape.stages]] = True
+            hosted[w, [s for s in stages if 0 <= s < self.shape.stages]] = True
         return hosted
 
     @cached_property
@@ -224,25 +231,25 @@ class Inspection:
         """Valid operations that a micro-batch requires."""
         return self.operations.select(*kinds_where(lambda row: row.required))
 
-    @cached_property
+    @property
     def cell(self) -> Rows:
         """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
-        return self.operations.stage * self.schedule.shape.global_micro_batches + self.operations.micro_batch
+        return self.operations.cell
 
-    @cached_property
+    @property
     def cells(self) -> int:
         """Number of (stage, micro-batch) cells."""
-        return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
+        return self.operations.cells
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
         """Number of F, B, I and W in each cell; a full set of parts counts as one W."""
-        return counts_of(self.operations, self.schedule.shape, self.parts[0])
+        return counts_of(self.operations, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:
         """(fewest, most) parts of W over the buckets, per cell."""
-        return parts_of_weight(self.operations, self.schedule.shape, self.schedule.buckets)
+        return parts_of_weight(self.operations, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
@@ -255,9 +262,8 @@ class Inspection:
     def misplaced(self) -> Flags:
         """Cells with work on a worker that is dead or does not host the stage."""
         ops, at = self.operations, self.computes
-        wrong = ~self.hosts[ops.worker[at], ops.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
-        misplaced[self.cell[at[wrong]]] = True
+        misplaced[self.cell[at[~self.hosts.ravel()[ops.host[at]]]]] = True
         return misplaced
 
     @cached_property
@@ -276,29 +282,29 @@ class Inspection:
 
     def rows_in(self, cells: Flags) -> Flags:
         """Return the given rows that compute one of these cells."""
-        rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        rows = np.zeros(len(self.columns), dtype=np.bool_)
         rows[self.operations.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
     @cached_property
     def stray_updates(self) -> Flags:
         """The given reduces and steps that are duplicates or on a worker that does not host the stage."""
-        ops, stages = self.operations, self.schedule.shape.stages
+        ops = self.operations
         at = ops.select(StageWide)
-        keys = (ops.kind[at].astype(np.int64) * len(self.dead) + ops.worker[at]) * stages + ops.stage[at]
+        keys = ops.kind[at] * np.int64(self.hosts.size) + ops.host[at]
         keys = keys * (self.schedule.buckets + 1) + ops.bucket[at]
-        stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        stray = np.zeros(len(self.columns), dtype=np.bool_)
         stray[ops.row[at[repeats(keys)[0]]]] = True
-        stray[ops.row[at[~self.hosts[ops.worker[at], ops.stage[at]]]]] = True
+        stray[ops.row[at[~self.hosts.ravel()[ops.host[at]]]]] = True
         return stray
 
     def cells_of(self, unmet: Unmet) -> Rows:
         """Return the cells of unmet needs."""
-        return unmet.stage * self.schedule.shape.global_micro_batches + unmet.micro_batch
+        return unmet.stage * self.shape.global_micro_batches + unmet.micro_batch
 
     def micro_batch(self, number: int) -> MicroBatch:
         """Return the micro-batch with this global id."""
-        return MicroBatch(*divmod(int(number), self.schedule.shape.micro_batches))
+        return MicroBatch(*divmod(int(number), self.shape.micro_batches))
 
     def micro_batches(self, numbers: Rows) -> str:
         """Format the micro-batches with these global ids, as `listed`."""
@@ -306,7 +312,7 @@ class Inspection:
 
     @cached_property
     def _starts(self) -> Floats:
-        start = np.zeros(len(self.schedule.columns) + 1)  # the last entry absorbs added rows
+        start = np.zeros(len(self.columns) + 1)  # the last entry absorbs added rows
         start[self.origin] = timeline_of(self.lowered, self.profile).start
         return start
 
@@ -325,7 +331,7 @@ class Inspection:
 
     def workers(self, indices: Rows) -> str:
         """Format workers by index, as `listed`."""
-        return listed([self.schedule.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
+        return listed([self.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
 
 
 def listed(names: Sequence[object] | Rows, count: int | None = None) -> str:

@@ -91,7 +91,7 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
     pair of workers, at the first RECV that gets another value."""
     if not inspection.has_transfers:
         return
-    c, workers = inspection.schedule.columns, inspection.schedule.shape.worker_count
+    c, workers = inspection.columns, inspection.shape.worker_count
     sends, given = inspection.graph.sends, inspection.origin
     receive = np.flatnonzero(sends >= 0)
     receive, send = given[receive], given[sends[receive]]
@@ -130,13 +130,13 @@ class _TransferExamination:
     """
 
     def __init__(self, inspection: Inspection) -> None:
-        self.inspection, self.shape = inspection, inspection.schedule.shape
-        self.columns = inspection.schedule.columns
+        self.inspection, self.shape = inspection, inspection.shape
+        self.columns = inspection.columns
         self.defects: dict[str, list[Defect]] = {}
         self._table = len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches
         if inspection.has_transfers:
             ops = inspection.operations
-            rows = [np.append(ops.row, -1)[ops.first(self.shape, ops.select(*makers_of(v)))] for v in CARRIERS]
+            rows = [np.append(ops.row, -1)[ops.first(ops.select(*makers_of(v)))] for v in CARRIERS]
             # Row that produces each value and row that needs it: the first of several, -1 for none. Values count as
             # reported if a defect of the value, its producer or its user is reported.
             self._maker, self._user = self._by_value(rows, -1)
