@@ -284,12 +284,5 @@ def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Ro
 
 
 def _range_min(values: Rows, begin: Rows, end: Rows, empty: int) -> Rows:
-    least = np.full(len(begin), empty, dtype=np.int64)
-    length, span, table = end - begin, 1, values
-    while True:
-        chosen = (length >= span) & (length < 2 * span)
-        least[chosen] = np.minimum(table[begin[chosen]], table[end[chosen] - span])
-        if 2 * span > len(values):
-            return least
-        table = np.minimum(table[:-span], table[span:])
-        span *= 2
+    least = np.minimum.reduceat(np.append(values, empty), np.stack([begin, end], axis=1).ravel())[::2]
+    return np.where(begin < end, least, empty)
