@@ -103,9 +103,8 @@ def _nothing(rows: int) -> Ints:
     return np.broadcast_to(np.int32(-1), rows)
 
 
-def require_few(instructions: int, where: str = "", most: int | None = None) -> None:
-    """Raise ScheduleError, prefixed by `where`, for more than `most` instructions (`MOST_INSTRUCTIONS` if None)."""
-    most = MOST_INSTRUCTIONS if most is None else most
+def require_few(instructions: int, where: str = "", most: int = MOST_INSTRUCTIONS) -> None:
+    """Raise ScheduleError, prefixed by `where`, for more than `most` instructions."""
     if instructions > most:
         raise ScheduleError(
             f"{where}too large: {instructions:,} instructions, a file may hold {most:,}: write fewer"

@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.ir.columns import require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
 from recycle.ir.formats.schedule_input import OrderOnly
 from recycle.ir.instruction import (
     CARRIERS,
@@ -213,7 +213,7 @@ def recognises(content: bytes) -> bool:
     return looks_like_action(first)
 
 
-def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
+def loads(text: str | bytes, name: str = "schedule", most: int = MOST_INSTRUCTIONS) -> Schedule:
     """Parse a CSV; `name` begins every error message. Unusual but clear content is logged as a warning.
 
     Raises:
@@ -255,7 +255,7 @@ def dumps(schedule: Schedule) -> str:
     )
     text = "".join(",".join(row) + "\r\n" for row in cells)
     try:
-        reread, _ = schedule_of(_parse(_rows(text, None, []), [], False))
+        reread, _ = schedule_of(_parse(_rows(text, MOST_INSTRUCTIONS, []), [], False))
     except ScheduleError as error:
         raise _FORMAT.refusal(f"{schedule!r}", str(error)) from None
     if (reread.shape, reread.placement) != (shape, placement):
@@ -268,7 +268,7 @@ def dumps(schedule: Schedule) -> str:
     return text
 
 
-def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
+def _rows(text: str, most: int, warnings: list[str]) -> list[list[str]]:
     if len(text) > _MOST_CHARACTERS:
         raise ScheduleError(f"too large: {len(text):,} characters, at most {_MOST_CHARACTERS:,}")
     require_few(sum(map(text.count, ",\r\n")))
