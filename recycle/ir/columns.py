@@ -17,7 +17,6 @@ from recycle.ir.instruction import (
     HostCopy,
     Instruction,
     OverlappedPair,
-    Receive,
     Send,
     Transfer,
     is_kind,
@@ -224,13 +223,3 @@ def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
     lane = columns.worker[rows].astype(np.int64) << 32 | other_end
     order = np.argsort(lane, kind="stable")
     return lane[order], rows[order]
-
-
-def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """Return (worker, send) of each transfer end, for workers with one unbuffered transfer at a time in program order.
-
-    Receives without a send are skipped.
-    """
-    rows = np.flatnonzero(is_kind(columns.kind, Transfer))
-    transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
-    return columns.worker[rows[transfer >= 0]].astype(np.int64), transfer[transfer >= 0]

@@ -33,9 +33,8 @@ from recycle.ir.columns import (
     offsets_of,
     program_chains,
     rows_before,
-    serial_chains,
 )
-from recycle.ir.communicators import shared_chains
+from recycle.ir.communicators import lanes_of, share_communicators, shared_chains
 from recycle.ir.compiled import COMPILE_FROM, load, run
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.instruction import (
@@ -305,9 +304,10 @@ def event_graph(
     graph = graph or dependencies(schedule)
     chains = None
     if serialised:
-        chains = serial_chains(schedule.columns, graph.sends)
+        chains = shared_chains(schedule, graph.sends, [lanes_of(schedule)])
     elif shared:
-        chains = shared_chains(schedule, graph.sends)
+        communicators = share_communicators(lanes_of(schedule))
+        chains = shared_chains(schedule, graph.sends, [lanes for lanes in communicators if len(lanes) > 1])
     source, target, _ = event_edges(schedule.columns, graph, chains)
     offsets, sources = group_edges(source, target, graph.nodes)
     order = topological_order(source, target, graph.nodes)

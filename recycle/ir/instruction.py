@@ -353,6 +353,14 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
 """The send and the receive that carry each value to another worker."""
 
 
+def paired(halves: Iterable[Instruction | str]) -> OverlappedPair | None:
+    """Return the pair of one F and one B, in either order; None for other halves."""
+    match sorted(halves, key=lambda half: not isinstance(half, Forward)):
+        case [Forward() as forward, Backward() as backward]:
+            return OverlappedPair(forward, backward)
+    return None
+
+
 def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
     """Yield the computes of a program, with overlapped pairs split."""
     for instruction in program:
@@ -412,8 +420,7 @@ def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:
     match = _PAIR.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{text!r} is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP")
-    halves = {type(half): half for half in (parse_instruction(part, one_pipeline) for part in match.groups())}
-    forward, backward = halves.get(Forward), halves.get(Backward)
-    if not isinstance(forward, Forward) or not isinstance(backward, Backward):
+    pair = paired(parse_instruction(part, one_pipeline) for part in match.groups())
+    if pair is None:
         raise ScheduleError(f"{text!r}: an overlapped pair is one F and one B, for example (2F1.5;2B1.3)")
-    return OverlappedPair(forward, backward)
+    return pair

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
+from recycle.ir.columns import Flags, Floats, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
@@ -99,21 +99,16 @@ class Rotation:
     @cached_property
     def slot_of_rows(self) -> Rows:
         """The index in `slots` of the only replay that needs each row of `whole`; -1 for rows that always run."""
-        c, shape = self.whole.columns, self.whole.shape
-        slot_of_rows = np.full(len(c), -1, dtype=np.int64)
+        slot_of_rows = np.full(len(self.whole.columns), -1, dtype=np.int64)
         if not len(self.slots.worker):
             return slot_of_rows
-
-        def key(worker: Rows | Ints, stage: Rows | Ints, micro_batch: Rows) -> Rows:
-            return (worker * shape.stages + stage) * shape.global_micro_batches + micro_batch
-
-        replays = np.flatnonzero(c.kind == Replay.kind)
-        micro_batch = c.pipeline[replays].astype(np.int64) * shape.micro_batches + c.index[replays]
-        worker, stage, target, _ = self.slots
-        slot_of_rows[replays] = find(key(worker, stage, target), key(c.worker[replays], c.stage[replays], micro_batch))
+        ops, (worker, stage, micro_batch, _) = operations_of(self.whole), self.slots
+        replays = ops.select(Replay)
+        worker_cell = worker * ops.cells + stage * ops.shape.global_micro_batches + micro_batch
+        slot_of_rows[ops.row[replays]] = find(worker_cell, ops.worker_cell[replays])
         graph = dependencies(self.whole)
         receives, consumers = graph.received
-        lowest = np.full(len(c), len(self.slots.worker))  # of the consumers of each receive
+        lowest = np.full(len(slot_of_rows), len(self.slots.worker))  # of the consumers of each receive
         np.minimum.at(lowest, receives, slot_of_rows[consumers])
         slot_of_rows[receives] = slot_of_rows[graph.sends[receives]] = lowest[receives]
         return slot_of_rows

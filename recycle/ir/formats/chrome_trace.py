@@ -269,7 +269,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
     pass
 
 
-def _from_timeline(content: bytes, name: str, most: int) -> ScheduleInput:
+def _from_timeline(content: bytes, name: str, most: int = MOST_INSTRUCTIONS) -> ScheduleInput:
     other = chrome.head(content, name).otherData
     version: object = chrome.decode(bytes(other.get("version", b"null")), Any, f"{name}: otherData: version")
     if version != VERSION:

@@ -46,6 +46,8 @@ from recycle.ir.instruction import (
     WaitSendActivation,
     WaitSendGradient,
     computes,
+    make_instruction,
+    paired,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
@@ -90,13 +92,10 @@ def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction
         if is_old and isinstance(action, Backward) and "BW" not in text:
             return BackwardInput(action.stage, action.micro_batch)
         return action
-    pair = _PAIR.fullmatch(text)
+    match = _PAIR.fullmatch(text)
+    pair = paired(_leaf(part.strip(), worker, text) for part in match.groups()) if match else None
     if pair is not None:
-        leaves = (_leaf(part.strip(), worker, text) for part in pair.groups())
-        halves = {type(leaf): leaf for leaf in leaves}
-        forward, backward = halves.get(Forward), halves.get(Backward)
-        if isinstance(forward, Forward) and isinstance(backward, Backward):
-            return OverlappedPair(forward, backward)
+        return pair
     raise ScheduleError(f"{_shown(text)}: expected one F and one B, not nested, for example (0F1;0B0)OVERLAP_F_B")
 
 
@@ -110,21 +109,14 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
         raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
     stage, token, micro_batch = match.groups()
     cls = _CLASSES.get(token)
-    is_stage_wide = cls is not None and issubclass(cls, StageWide)
-    if token in _SHARDING or is_stage_wide:
+    if cls is None or issubclass(cls, StageWide):
         if micro_batch:
             raise ScheduleError(f"{_shown(whole)}: {token} takes no micro-batch, write {stage}{token}")
     elif not micro_batch:
         raise ScheduleError(f"{_shown(whole)}: the micro-batch is missing, write for example {stage}{token}0")
     if cls is None:
         return token
-    if issubclass(cls, StageWide):
-        return cls(int(stage))
-    home = MicroBatch(0, int(micro_batch))
-    if issubclass(cls, Transfer):
-        return cls(int(stage), home, worker)
-    assert issubclass(cls, Compute)
-    return cls(int(stage), home)
+    return make_instruction(cls, stage=int(stage), micro_batch=MicroBatch(0, int(micro_batch or 0)), peer=worker)
 
 
 def from_old_notation(actions: Actions) -> Actions:
