@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Rows, occurrences
 from recycle.ir.instruction import (
@@ -39,7 +38,7 @@ from recycle.ir.instruction import (
     WaitSend,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
+from recycle.ir.kinds import KIND_CLASSES, Codes, Need, Origin, ValueKind, makers_of
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
@@ -120,7 +119,7 @@ class Unmet:
 
     def take(self, places: Rows | Flags) -> Unmet:
         """Return the entries at these indices."""
-        return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
+        return Unmet(*(column[places] for column in vars(self).values()))
 
     def with_reason(self, why: Why) -> Unmet:
         """Return the entries with this reason."""
@@ -181,7 +180,7 @@ class Dependencies:
     nodes: int
     source: Rows
     target: Rows
-    cause: npt.NDArray[np.uint8]
+    cause: Codes
     carried_source: Rows
     carried_target: Rows
     missing: Unmet

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import (
     Columns,
@@ -53,6 +52,7 @@ from recycle.ir.instruction import (
     SendGradient,
     is_kind,
 )
+from recycle.ir.kinds import Codes
 from recycle.ir.memory import TOLERANCE
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
@@ -257,7 +257,7 @@ def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) ->
 
 def event_edges(
     columns: Columns, graph: Dependencies, shared: tuple[Rows, Rows] | None = None
-) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
+) -> tuple[Rows, Rows, Codes]:
     """Return (source, target, `Cause`) of all edges: dependencies, program order and lane order.
 
     The transfers of a chain of `shared` follow each other at one of their ends, unbuffered and in program order.

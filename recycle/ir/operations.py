@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import (
@@ -21,7 +20,7 @@ from recycle.ir.instruction import (
     StageWide,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, is_kind, kinds_of
+from recycle.ir.kinds import KIND_CLASSES, Codes, is_kind, kinds_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape
 
@@ -40,7 +39,7 @@ class Operations:
 
     shape: Shape
     row: Rows
-    kind: npt.NDArray[np.uint8]
+    kind: Codes
     stage: Rows
     micro_batch: Rows
     bucket: Rows

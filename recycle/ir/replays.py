@@ -282,10 +282,8 @@ def given_times(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, R
     graph = lowered_graph(schedule)
     timeline, origin, rows = time_graph(graph, profile), graph.origin, graph.dependencies.rows
     assert origin is not None
-    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
-    rank[graph.order] = np.arange(len(graph.order))
-    place = np.empty(rows, dtype=np.int64)
-    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    rank = np.argsort(graph.order)  # of each node
+    place = np.argsort(np.lexsort((rank[:rows], timeline.start)))
     given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
     start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
     np.minimum.at(start, origin[given], timeline.start[given])

@@ -245,9 +245,12 @@ def _folders_in(path: Path) -> list[Path]:
     return list(islice(below, _MOST_FOLDERS))
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Place(msgspec.Struct, frozen=True):
     worker: str
-    position: Annotated[int, msgspec.Meta(ge=0)] | None
+    position: _Number | None
 
 
 class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
@@ -280,7 +283,7 @@ def _from_timeline(content: bytes, name: str, most: int = MOST_INSTRUCTIONS) -> 
     head: dict[str, Any] = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
     head |= {key: other[key] for key in (*_HEAD, *_WHERE_STATED) if key in other}
     empty = Schedule.loads(msgspec.json.encode(head), f"{name}: otherData", most)
-    counts = chrome.decode(bytes(other["instructions"]), Any, f"{name}: otherData: instructions")
+    counts = chrome.decode(bytes(other["instructions"]), list[_Number], f"{name}: otherData: instructions")
     programs = _placed(empty.shape, counts, content, name, most)
     with errors_as(ScheduleError, name):
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
@@ -298,13 +301,12 @@ def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile |
     return profile
 
 
-def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int) -> dict[Worker, list[Instruction]]:
+def _placed(shape: Shape, counts: list[int], content: bytes, name: str, most: int) -> dict[Worker, list[Instruction]]:
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents
     require_few(sum(isinstance(event, _Slice) for event in events), f"{name}: ", most)
-    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
-    if not whole or len(counts) != shape.worker_count:
+    if len(counts) != shape.worker_count or max(counts) > len(events):
         raise ScheduleError(
             f"{name}: otherData: instructions must list the number of instructions of each of the"
             f" {shape.worker_count} workers, at most the number of events ({len(events)})"
