@@ -103,7 +103,9 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     (unit, held), names = _held(timeline, start, end), lowered.words()
     categories = [re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in KIND_CLASSES]
     position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
-    for w, place in _places(lowered).items():
+    first_stages = [min(stages, default=shape.stages) for stages in lowered.placement]
+    by_stage = sorted(range(shape.worker_count), key=lambda w: (w // shape.ranks, first_stages[w]))
+    for place, w in enumerate(by_stage):
         pid, worker = w + 1, shape.worker_at(w)
         text = str(worker)
         rows = slice(offsets[w], offsets[w + 1])
@@ -132,15 +134,6 @@ _END = {
     for phase, end in zip("sf", ends, strict=True)
 }
 """Kind of a transfer -> phase and name of its end of the arrow."""
-
-
-def _places(schedule: Schedule) -> dict[int, int]:
-    shape = schedule.shape
-
-    def key(w: int) -> tuple[int, int, int]:
-        return w // shape.ranks, min(schedule.placement[w], default=shape.stages), w
-
-    return {w: place for place, w in enumerate(sorted(range(shape.worker_count), key=key))}
 
 
 def _title(schedule: Schedule, worker: Worker) -> str:

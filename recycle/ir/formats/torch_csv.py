@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, Flags, require_few
 from recycle.ir.formats.schedule_input import OrderOnly
 from recycle.ir.instruction import (
     CARRIERS,
@@ -46,6 +46,7 @@ from recycle.ir.instruction import (
     WaitSendActivation,
     WaitSendGradient,
     computes,
+    is_kind,
     make_instruction,
     paired,
 )
@@ -225,25 +226,20 @@ def loads(text: str | bytes, name: str = "schedule", most: int = MOST_INSTRUCTIO
 
 def dumps(schedule: Schedule) -> str:
     """Return the file's text and log omissions; ScheduleError if the format cannot represent the schedule."""
-    _refuse_other_pipelines(schedule)
-    shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
-    programs = [schedule.program(worker) for worker in shape.workers()]
-    instructions = [instruction for program in programs for instruction in program]
-    for rank, program in enumerate(programs):
-        for position, instruction in enumerate(program):
-            if not isinstance(instruction, (*TORCH_KINDS, OverlappedPair, OptimizerStep)):
-                where = f"{instruction} on worker 0.{rank} (position {position})"
-                raise _FORMAT.refusal(where, "torch has no such action")
-    reduce = next((instruction for instruction in instructions if isinstance(instruction, ReduceGradients)), None)
-    if (
-        reduce is not None
-        and shape.ranks > 1
-        and not any(isinstance(instruction, Transfer) for instruction in instructions)
-    ):
+    c, shape = schedule.columns, schedule.shape
+    away = away_from(c, c.worker // shape.ranks)
+    _refuse_any(schedule, away, "it runs a re-routed micro-batch of another pipeline")
+    _FORMAT.require_one_pipeline(schedule)
+    is_known = is_kind(c.kind, (*TORCH_KINDS, OverlappedPair, OptimizerStep))
+    _refuse_any(schedule, ~is_known, "torch has no such action")
+    reduces = np.flatnonzero(c.kind == ReduceGradients.kind).tolist()
+    if reduces and shape.ranks > 1 and not is_kind(c.kind, Transfer).any():
+        reduce = schedule.instruction(reduces[0])
         raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or neither: write both, or neither")
+    placement = tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
     cells = (
-        [_cell(instruction) for instruction in program if not isinstance(instruction, OptimizerStep)]
-        for program in programs
+        [_cell(instruction) for instruction in schedule.program(worker) if not isinstance(instruction, OptimizerStep)]
+        for worker in shape.workers()
     )
     text = "".join(",".join(row) + "\r\n" for row in cells)
     try:
@@ -324,15 +320,10 @@ def _listed(placement: Placement) -> str:
     return "; ".join(" ".join(map(str, stages)) for stages in placement)
 
 
-def _refuse_other_pipelines(schedule: Schedule) -> None:
-    away = np.flatnonzero(away_from(schedule.columns, schedule.columns.worker // schedule.shape.ranks))
-    if len(away):
-        worker, position = schedule.position(int(away[0]))
-        raise _FORMAT.refusal(
-            f"{schedule.instruction(int(away[0]))} on worker {worker} (position {position})",
-            "it runs a re-routed micro-batch of another pipeline",
-        )
-    _FORMAT.require_one_pipeline(schedule)
+def _refuse_any(schedule: Schedule, is_refused: Flags, reason: str) -> None:
+    for row in np.flatnonzero(is_refused)[:1].tolist():
+        worker, position = schedule.position(row)
+        raise _FORMAT.refusal(f"{schedule.instruction(row)} on worker {worker} (position {position})", reason)
 
 
 def _cell(instruction: Instruction) -> str:
