@@ -58,21 +58,17 @@ def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
         return needs(instruction.forward, stages) + needs(instruction.backward, stages)
     if not isinstance(instruction, Compute | Transfer):
         return ()
-    return tuple(
-        Value(need.value, instruction.stage + need.offset, instruction.micro_batch)
-        for need in instruction.row.needs
-        if 0 <= instruction.stage + need.offset < stages
-    )
+    return tuple(filter(None, (_needed(instruction, need, stages) for need in instruction.row.needs)))
 
 
 def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
     """Return the values passed to one instruction, in the order of its row; None beyond the ends of the model."""
-    stage = instruction.stage
-    return tuple(
-        Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
-        for need in instruction.row.needs
-        if need.origin != Origin.STAGE
-    )
+    return tuple(_needed(instruction, need, stages) for need in instruction.row.needs if need.origin != Origin.STAGE)
+
+
+def _needed(instruction: Compute | Transfer, need: Need, stages: int) -> Value | None:
+    stage = instruction.stage + need.offset
+    return Value(need.value, stage, instruction.micro_batch) if 0 <= stage < stages else None
 
 
 def produced(instruction: Instruction) -> tuple[Value, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import (
@@ -41,6 +41,7 @@ from recycle.ir.kinds import (
 from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
+_NEEDS_OF_BACKWARD = Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)
 
 
 @register(
@@ -64,7 +65,7 @@ class Forward(Compute):
     InstructionKind(
         token="B",
         title="backward (input and weight)",
-        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
+        needs=_NEEDS_OF_BACKWARD,
         produces=(_INPUT_GRADIENT, _WEIGHT_GRADIENT),
         required=True,
         seconds=("backward_input", "backward_weight"),
@@ -82,7 +83,7 @@ class Backward(Compute):
     InstructionKind(
         token="I",
         title="backward for the input",
-        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
+        needs=_NEEDS_OF_BACKWARD,
         produces=(_INPUT_GRADIENT,),
         required=True,
         seconds=("backward_input",),
@@ -187,18 +188,7 @@ class ReduceGradients(StageWide):
     __slots__ = ()
 
 
-@register(
-    InstructionKind(
-        token="W_PART",
-        title="backward for the weights of a bucket",
-        needs=(Need(_INPUT_GRADIENT, 0, Origin.STAGE),),
-        produces=(_WEIGHT_GRADIENT,),
-        required=True,
-        seconds=("backward_weight",),
-        frees=lambda profile: profile.weight_stash,
-        letter="W",
-    )
-)
+@register(replace(BackwardWeight.row, token="W_PART", title="backward for the weights of a bucket", letter="W"))
 class WeightPart(ComputePart):
     """`2W_PART1.5/0`: the gradient of the stage's weights in bucket 0."""
 

@@ -282,9 +282,7 @@ def is_kind(column: Codes, classes: type | Iterable[type]) -> Flags:
 
 @reads_kinds
 def _flags(classes: tuple[type, ...]) -> Flags:
-    flags = np.zeros(MOST_KINDS, dtype=np.bool_)
-    flags[kinds_of(classes)] = True
-    return flags
+    return per_kind(lambda cls: issubclass(cls, classes), np.bool_)
 
 
 @reads_kinds
