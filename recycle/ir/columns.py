@@ -17,11 +17,11 @@ from recycle.ir.instruction import (
     HostCopy,
     Instruction,
     OverlappedPair,
-    Receive,
     Send,
     Transfer,
     is_kind,
 )
+from recycle.ir.kinds import Codes, Flags as Flags
 from recycle.job.shape import Shape, Worker
 
 MOST_INSTRUCTIONS = 2**22
@@ -30,7 +30,6 @@ Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 """Rows of columns, nodes of graphs, or offsets."""
 Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ class Columns:
         offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: Codes
     stage: Ints
     pipeline: Ints
     index: Ints
@@ -56,7 +55,7 @@ class Columns:
     pipeline2: Ints
     index2: Ints
     bucket: Ints
-    offsets: npt.NDArray[np.int64]
+    offsets: Rows
 
     FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2", "bucket")
 
@@ -70,7 +69,7 @@ class Columns:
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
     @classmethod
-    def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
+    def from_arrays(cls, offsets: Rows, **columns: npt.NDArray[Any]) -> Columns:
         """Build columns from arrays; omitted columns are -1."""
         rows = int(offsets[-1])
         full: dict[str, Any] = {"kind": np.asarray(columns["kind"], np.uint8)}
@@ -86,7 +85,7 @@ class Columns:
         names = (*self.FIELDS, "offsets")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
-    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64] | None = None) -> Columns:
+    def take(self, rows: Rows, offsets: Rows | None = None) -> Columns:
         """Return these rows in this order; worker w gets those from `offsets[w]` on, or if None its own."""
         if offsets is None:
             offsets = offsets_of(self.worker[rows], len(self.offsets) - 1)
@@ -103,9 +102,8 @@ def _nothing(rows: int) -> Ints:
     return np.broadcast_to(np.int32(-1), rows)
 
 
-def require_few(instructions: int, where: str = "", most: int | None = None) -> None:
-    """Raise ScheduleError, prefixed by `where`, for more than `most` instructions (`MOST_INSTRUCTIONS` if None)."""
-    most = MOST_INSTRUCTIONS if most is None else most
+def require_few(instructions: int, where: str = "", most: int = MOST_INSTRUCTIONS) -> None:
+    """Raise ScheduleError, prefixed by `where`, for more than `most` instructions."""
     if instructions > most:
         raise ScheduleError(
             f"{where}too large: {instructions:,} instructions, a file may hold {most:,}: write fewer"
@@ -225,13 +223,3 @@ def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
     lane = columns.worker[rows].astype(np.int64) << 32 | other_end
     order = np.argsort(lane, kind="stable")
     return lane[order], rows[order]
-
-
-def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """Return (worker, send) of each transfer end, for workers with one unbuffered transfer at a time in program order.
-
-    Receives without a send are skipped.
-    """
-    rows = np.flatnonzero(is_kind(columns.kind, Transfer))
-    transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
-    return columns.worker[rows[transfer >= 0]].astype(np.int64), transfer[transfer >= 0]

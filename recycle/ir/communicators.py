@@ -7,7 +7,7 @@ one at a time, unbuffered and in the order of its program. Executor, checker and
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -61,13 +61,12 @@ def share_communicators(lanes: Collection[Lane], most: int = LANES) -> list[tupl
     return sorted(tuple(sorted(of_key)) for of_key in by_key.values())
 
 
-def shared_chains(schedule: Schedule, sends: Rows) -> tuple[Rows, Rows]:
-    """Return (worker and communicator, send) of each transfer on a shared communicator, by worker in program order.
+def shared_chains(schedule: Schedule, sends: Rows, shared: Sequence[Sequence[Lane]]) -> tuple[Rows, Rows]:
+    """Return (worker and communicator, send) of each transfer on the lanes of `shared`, by worker in program order.
 
     `sends` has the send of each receive; receives without one are skipped.
     """
     columns, shape = schedule.columns, schedule.shape
-    shared = [lanes for lanes in share_communicators(lanes_of(schedule)) if len(lanes) > 1]
     number = {
         shape.worker_index(sender) * shape.worker_count + shape.worker_index(receiver): place
         for place, lanes in enumerate(shared)

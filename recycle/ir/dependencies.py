@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Rows, occurrences
 from recycle.ir.instruction import (
@@ -39,7 +38,7 @@ from recycle.ir.instruction import (
     WaitSend,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
+from recycle.ir.kinds import KIND_CLASSES, Codes, Need, Origin, ValueKind, makers_of
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
@@ -59,21 +58,17 @@ def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
         return needs(instruction.forward, stages) + needs(instruction.backward, stages)
     if not isinstance(instruction, Compute | Transfer):
         return ()
-    return tuple(
-        Value(need.value, instruction.stage + need.offset, instruction.micro_batch)
-        for need in instruction.row.needs
-        if 0 <= instruction.stage + need.offset < stages
-    )
+    return tuple(filter(None, (_needed(instruction, need, stages) for need in instruction.row.needs)))
 
 
 def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
     """Return the values passed to one instruction, in the order of its row; None beyond the ends of the model."""
-    stage = instruction.stage
-    return tuple(
-        Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
-        for need in instruction.row.needs
-        if need.origin != Origin.STAGE
-    )
+    return tuple(_needed(instruction, need, stages) for need in instruction.row.needs if need.origin != Origin.STAGE)
+
+
+def _needed(instruction: Compute | Transfer, need: Need, stages: int) -> Value | None:
+    stage = instruction.stage + need.offset
+    return Value(need.value, stage, instruction.micro_batch) if 0 <= stage < stages else None
 
 
 def produced(instruction: Instruction) -> tuple[Value, ...]:
@@ -120,7 +115,7 @@ class Unmet:
 
     def take(self, places: Rows | Flags) -> Unmet:
         """Return the entries at these indices."""
-        return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
+        return Unmet(*(column[places] for column in vars(self).values()))
 
     def with_reason(self, why: Why) -> Unmet:
         """Return the entries with this reason."""
@@ -181,7 +176,7 @@ class Dependencies:
     nodes: int
     source: Rows
     target: Rows
-    cause: npt.NDArray[np.uint8]
+    cause: Codes
     carried_source: Rows
     carried_target: Rows
     missing: Unmet
@@ -229,7 +224,7 @@ class _Builder:
         self.crossing: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
         self.has_transfers = bool(self.select(Transfer).size)
-        self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
+        self.producer = {value: self.ops.first(self.select(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
         for cls in KIND_CLASSES:
@@ -258,8 +253,8 @@ class _Builder:
             np.concatenate(part) for part in zip((none, none, none), *self.crossing, strict=True)
         )
         stage, micro_batch = self.ops.stage[producer_op], self.ops.micro_batch[producer_op]
-        key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
-        key = key * self.shape.worker_count + self.ops.worker[consumers]
+        key = (value * self.ops.cells + self.ops.cell[producer_op]) * self.shape.worker_count
+        key += self.ops.worker[consumers]
         order = np.lexsort((consumers, key))
         first = order[np.diff(key[order], prepend=-1) != 0]
         row = self.ops.row
@@ -285,8 +280,8 @@ class _Builder:
         consumers = self.select(consumer)
         stage = self.ops.stage[consumers] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
-        consumers, stage = consumers[exists], stage[exists]
-        producer_op = self.producer[value][stage * self.micro_batches + self.ops.micro_batch[consumers]]
+        consumers = consumers[exists]
+        producer_op = self.producer[value][self.ops.cell[consumers] + offset * self.micro_batches]
         self._add_unmet(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
         consumers, producer_op = consumers[producer_op >= 0], producer_op[producer_op >= 0]
         local = worker[consumers] == worker[producer_op]
@@ -324,7 +319,7 @@ class _Builder:
 
     def _stage_wide(self) -> None:
         stage, shape = self.ops.stage, self.shape
-        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.worker * shape.stages + stage
+        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.host
         gradients = self.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
         reduces, steps = self.select(ReduceGradients), self.select(OptimizerStep)
         computes = [cls for cls in KIND_CLASSES if issubclass(cls, Compute)]

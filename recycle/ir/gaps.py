@@ -13,7 +13,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
@@ -160,7 +159,7 @@ def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
     return rows[waits], idle[waits]
 
 
-def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
+def _nothing_left(times: Times) -> tuple[Rows | Floats, ...]:
     schedule, c = times.schedule, times.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
     idle = np.zeros(schedule.shape.worker_count)
@@ -219,21 +218,18 @@ class _Memory(NamedTuple):
     during: Floats
     limit: Floats
 
-    @classmethod
-    def measure(cls, times: Times, limit: Floats, *, in_bytes: bool) -> _Memory:
-        added, freed, before = held_before(times.schedule, times.profile, in_bytes=in_bytes)
-        return cls(added, added - freed, before + added, limit)
-
 
 def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:
-    schedule, profile, shape = times.schedule, times.profile, times.schedule.shape
-    memories = []
+    schedule, profile = times.schedule, times.profile
+    of_workers: list[tuple[Floats, bool]] = []
     if limits is not None:
-        per_worker = np.tile(np.array(limits, dtype=float), shape.pipelines)
-        memories.append(_Memory.measure(times, per_worker + TOLERANCE, in_bytes=False))
+        of_workers.append((np.tile(np.array(limits, dtype=float), schedule.shape.pipelines) + TOLERANCE, False))
     if byte_limit is not None:
-        free = byte_limit * (1 + TOLERANCE) - np.array(static_bytes(schedule, profile))
-        memories.append(_Memory.measure(times, free, in_bytes=True))
+        of_workers.append((byte_limit * (1 + TOLERANCE) - np.array(static_bytes(schedule, profile)), True))
+    memories = []
+    for limit, in_bytes in of_workers:
+        added, freed, before = held_before(schedule, profile, in_bytes=in_bytes)
+        memories.append(_Memory(added, added - freed, before + added, limit))
     return memories
 
 
@@ -284,12 +280,5 @@ def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Ro
 
 
 def _range_min(values: Rows, begin: Rows, end: Rows, empty: int) -> Rows:
-    least = np.full(len(begin), empty, dtype=np.int64)
-    length, span, table = end - begin, 1, values
-    while True:
-        chosen = (length >= span) & (length < 2 * span)
-        least[chosen] = np.minimum(table[begin[chosen]], table[end[chosen] - span])
-        if 2 * span > len(values):
-            return least
-        table = np.minimum(table[:-span], table[span:])
-        span *= 2
+    least = np.minimum.reduceat(np.append(values, empty), np.stack([begin, end], axis=1).ravel())[::2]
+    return np.where(begin < end, least, empty)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import (
@@ -41,6 +41,7 @@ from recycle.ir.kinds import (
 from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
+_NEEDS_OF_BACKWARD = Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)
 
 
 @register(
@@ -64,7 +65,7 @@ class Forward(Compute):
     InstructionKind(
         token="B",
         title="backward (input and weight)",
-        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
+        needs=_NEEDS_OF_BACKWARD,
         produces=(_INPUT_GRADIENT, _WEIGHT_GRADIENT),
         required=True,
         seconds=("backward_input", "backward_weight"),
@@ -82,7 +83,7 @@ class Backward(Compute):
     InstructionKind(
         token="I",
         title="backward for the input",
-        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
+        needs=_NEEDS_OF_BACKWARD,
         produces=(_INPUT_GRADIENT,),
         required=True,
         seconds=("backward_input",),
@@ -187,18 +188,7 @@ class ReduceGradients(StageWide):
     __slots__ = ()
 
 
-@register(
-    InstructionKind(
-        token="W_PART",
-        title="backward for the weights of a bucket",
-        needs=(Need(_INPUT_GRADIENT, 0, Origin.STAGE),),
-        produces=(_WEIGHT_GRADIENT,),
-        required=True,
-        seconds=("backward_weight",),
-        frees=lambda profile: profile.weight_stash,
-        letter="W",
-    )
-)
+@register(replace(BackwardWeight.row, token="W_PART", title="backward for the weights of a bucket", letter="W"))
 class WeightPart(ComputePart):
     """`2W_PART1.5/0`: the gradient of the stage's weights in bucket 0."""
 
@@ -353,6 +343,14 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
 """The send and the receive that carry each value to another worker."""
 
 
+def paired(halves: Iterable[Instruction | str]) -> OverlappedPair | None:
+    """Return the pair of one F and one B, in either order; None for other halves."""
+    match sorted(halves, key=lambda half: not isinstance(half, Forward)):
+        case [Forward() as forward, Backward() as backward]:
+            return OverlappedPair(forward, backward)
+    return None
+
+
 def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
     """Yield the computes of a program, with overlapped pairs split."""
     for instruction in program:
@@ -412,8 +410,7 @@ def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:
     match = _PAIR.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{text!r} is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP")
-    halves = {type(half): half for half in (parse_instruction(part, one_pipeline) for part in match.groups())}
-    forward, backward = halves.get(Forward), halves.get(Backward)
-    if not isinstance(forward, Forward) or not isinstance(backward, Backward):
+    pair = paired(parse_instruction(part, one_pipeline) for part in match.groups())
+    if pair is None:
         raise ScheduleError(f"{text!r}: an overlapped pair is one F and one B, for example (2F1.5;2B1.3)")
-    return OverlappedPair(forward, backward)
+    return pair

@@ -19,6 +19,9 @@ import numpy.typing as npt
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
+Codes = npt.NDArray[np.uint8]
+"""Kinds of instructions, or causes of edges."""
+Flags = npt.NDArray[np.bool_]
 MOST_KINDS = 256
 _TOKEN = re.compile("[A-Z][A-Z_]*|;")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -272,16 +275,14 @@ def per_kind(value_of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike 
     return np.array([value_of(cls) for cls in KIND_CLASSES], dtype=dtype)
 
 
-def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
+def is_kind(column: Codes, classes: type | Iterable[type]) -> Flags:
     """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
     return _flags((classes,) if isinstance(classes, type) else tuple(classes)).take(column)
 
 
 @reads_kinds
-def _flags(classes: tuple[type, ...]) -> npt.NDArray[np.bool_]:
-    flags = np.zeros(MOST_KINDS, dtype=np.bool_)
-    flags[kinds_of(classes)] = True
-    return flags
+def _flags(classes: tuple[type, ...]) -> Flags:
+    return per_kind(lambda cls: issubclass(cls, classes), np.bool_)
 
 
 @reads_kinds

@@ -203,9 +203,8 @@ def _split_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 def _last_gradients(schedule: Schedule) -> Rows:
     ops = operations_of(schedule)
     at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = ops.worker[at] * schedule.shape.stages + ops.stage[at]
-    order = np.lexsort((ops.row[at], host))
-    last = np.diff(host[order], append=-1) != 0
+    order = np.lexsort((ops.row[at], ops.host[at]))
+    last = np.diff(ops.host[at[order]], append=-1) != 0
     return np.sort(ops.row[at][order][last])
 
 
@@ -215,13 +214,13 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     A sum begins after the last row that adds to the bucket, else at the end of the program. All workers begin their
     sums in one order, last stage first, so no two workers wait for each other in different sums.
     """
-    shape, count, stages = schedule.shape, schedule.buckets - 1, schedule.shape.stages
+    shape, count = schedule.shape, schedule.buckets - 1
     live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
     ops, offsets = operations_of(schedule), schedule.columns.offsets
     at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = find(worker * stages + stage, ops.worker[at] * stages + ops.stage[at])
+    host = find(worker * shape.stages + stage, ops.host[at])
     at, host = at[host >= 0], host[host >= 0]
     is_part = ops.kind[at] == WeightPart.kind
     next_row = np.zeros((len(stage), schedule.buckets), dtype=np.int64)

@@ -57,9 +57,8 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
     assert cls.row.released_by is not None
     value, offset = cls.row.released_by
     ops, micro_batches = operations_of(schedule), schedule.shape.global_micro_batches
-    key = (ops.worker * (schedule.shape.stages + 1) + ops.stage) * micro_batches + ops.micro_batch
-    holders = ops.select(cls)
-    makers = ops.select(*makers_of(value))
+    key = ops.worker_cell + ops.worker * micro_batches  # room for a stage beyond the model
+    holders, makers = ops.select(cls), ops.select(*makers_of(value))
     _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
     return ops.row[holders[first]], ops.row[makers[second]]
 

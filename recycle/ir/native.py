@@ -207,7 +207,7 @@ def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[st
     yield "\n  }\n}\n"
 
 
-def decode(text: str | bytes, most: int | None = None) -> NativeFile:
+def decode(text: str | bytes, most: int = MOST_INSTRUCTIONS) -> NativeFile:
     """Decode a file without parsing its programs. Raises ScheduleError, also for more than `most` instructions."""
     try:
         head = entries(text, ScheduleError)
@@ -228,7 +228,7 @@ def decode(text: str | bytes, most: int | None = None) -> NativeFile:
     missing = {"pipelines", "ranks", "micro_batches"} - set(file.shape)
     if missing:
         raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
-    if sum(map(len, file.programs.values())) > _SHORTEST * (MOST_INSTRUCTIONS if most is None else most):
+    if sum(map(len, file.programs.values())) > _SHORTEST * most:
         words = sum(1 for text in file.programs.values() for _ in re.finditer(r"\S+", text))
         require_few(words, "programs: ", most)
     return file

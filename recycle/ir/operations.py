@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import (
@@ -21,7 +20,7 @@ from recycle.ir.instruction import (
     StageWide,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, is_kind, kinds_of
+from recycle.ir.kinds import KIND_CLASSES, Codes, is_kind, kinds_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape
 
@@ -31,19 +30,41 @@ class Operations:
     """Single operations, in columns; an overlapped pair counts as its F and its B.
 
     Attributes:
+        shape: size of the job.
         row: row of the operation.
         kind, stage, worker, bucket: as in the columns.
         micro_batch: global id `pipeline * m + index`.
         valid: whether stage, micro-batch and bucket exist in the schedule; others are not part of the graph.
     """
 
+    shape: Shape
     row: Rows
-    kind: npt.NDArray[np.uint8]
+    kind: Codes
     stage: Rows
     micro_batch: Rows
     bucket: Rows
     worker: Rows
-    valid: npt.NDArray[np.bool_]
+    valid: Flags
+
+    @property
+    def cells(self) -> int:
+        """Number of cells (stage, micro-batch)."""
+        return self.shape.stages * self.shape.global_micro_batches
+
+    @cached_property
+    def cell(self) -> Rows:
+        """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
+        return self.stage * self.shape.global_micro_batches + self.micro_batch
+
+    @cached_property
+    def worker_cell(self) -> Rows:
+        """Worker, stage and micro-batch of each operation as one number."""
+        return self.worker * self.cells + self.cell
+
+    @cached_property
+    def host(self) -> Rows:
+        """Worker and stage of each operation as one number."""
+        return self.worker * self.shape.stages + self.stage
 
     def select(self, *classes: type[Instruction]) -> Rows:
         """Return the valid operations of these kinds or their subclasses."""
@@ -59,11 +80,10 @@ class Operations:
         ends = np.cumsum(np.bincount(kind, minlength=len(KIND_CLASSES)))
         return np.split(rows[np.argsort(kind, kind="stable")], ends[:-1])
 
-    def first(self, shape: Shape, chosen: Rows) -> Rows:
-        """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""
-        first_of_cell = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
-        latest = chosen[::-1]
-        first_of_cell[self.stage[latest] * shape.global_micro_batches + self.micro_batch[latest]] = latest
+    def first(self, chosen: Rows) -> Rows:
+        """Return the first of `chosen` for each cell, -1 without one."""
+        first_of_cell, latest = np.full(self.cells, -1, dtype=np.int64), chosen[::-1]
+        first_of_cell[self.cell[latest]] = latest
         return first_of_cell
 
 
@@ -83,36 +103,31 @@ def operations_of(schedule: Schedule) -> Operations:
     bucket = c.bucket[row].astype(np.int64)
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
-    ops = Operations(row, kind, stage, micro_batch, bucket, c.worker[row].astype(np.int64), valid)
+    ops = Operations(shape, row, kind, stage, micro_batch, bucket, c.worker[row].astype(np.int64), valid)
     return replace(ops, valid=valid & ~outside_buckets(ops, schedule.buckets))
 
 
-def outside_buckets(ops: Operations, buckets: int) -> npt.NDArray[np.bool_]:
+def outside_buckets(ops: Operations, buckets: int) -> Flags:
     """Return the operations with an invalid bucket. REDUCE_GRAD, not REDUCE_BUCKET, sums the last bucket."""
-    outside: npt.NDArray[np.bool_] = ops.bucket >= buckets - (ops.kind == ReduceBucket.kind)
+    outside: Flags = ops.bucket >= buckets - (ops.kind == ReduceBucket.kind)
     outside |= is_kind(ops.kind, Part) & (ops.bucket < 0)
     return outside
 
 
-def parts_of_weight(ops: Operations, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
-    """Return (fewest, most) parts of W over the buckets, per cell (stage * D * m + micro-batch)."""
+def parts_of_weight(ops: Operations, buckets: int) -> tuple[Rows, Rows]:
+    """Return (fewest, most) parts of W over the buckets, per cell."""
     at = ops.select(WeightPart)
-    if not len(at):
-        none = np.broadcast_to(np.int64(0), shape.stages * shape.global_micro_batches)
-        return none, none
-    cells, place = np.unique(ops.stage[at] * shape.global_micro_batches + ops.micro_batch[at], return_inverse=True)
-    counts = np.bincount(place * buckets + ops.bucket[at], minlength=len(cells) * buckets)
-    fewest, most = np.zeros((2, shape.stages * shape.global_micro_batches), dtype=np.int64)
-    by_cell = counts.reshape(len(cells), buckets)
+    cells, place = np.unique(ops.cell[at], return_inverse=True)
+    by_cell = np.bincount(place * buckets + ops.bucket[at], minlength=len(cells) * buckets).reshape(-1, buckets)
+    fewest, most = np.zeros((2, ops.cells), dtype=np.int64)
     fewest[cells], most[cells] = by_cell.min(axis=1), by_cell.max(axis=1)
     return fewest, most
 
 
-def counts_of(ops: Operations, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
+def counts_of(ops: Operations, weights: Rows) -> dict[type[Instruction], Rows]:
     """Count F, B, I and W of each cell, including `weights`, the number of W's in parts."""
-    cell = ops.stage * shape.global_micro_batches + ops.micro_batch
     counts: dict[type[Instruction], Rows] = {
-        cls: np.bincount(cell[ops.select(cls)], minlength=len(weights))
+        cls: np.bincount(ops.cell[ops.select(cls)], minlength=ops.cells)
         for cls in (Forward, Backward, BackwardInput, BackwardWeight)
     }
     counts[BackwardWeight] += weights
@@ -129,7 +144,7 @@ def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flag
 
 def incomplete_count(schedule: Schedule) -> int:
     """Count the pairs of stage and micro-batch that are incomplete (see `is_whole`)."""
-    ops, shape = operations_of(schedule), schedule.shape
-    parts = parts_of_weight(ops, shape, schedule.buckets)[0]
-    whole = is_whole(schedule, *(count > 0 for count in counts_of(ops, shape, parts).values()))
+    ops = operations_of(schedule)
+    parts = parts_of_weight(ops, schedule.buckets)[0]
+    whole = is_whole(schedule, *(count > 0 for count in counts_of(ops, parts).values()))
     return int(len(whole) - np.count_nonzero(whole))

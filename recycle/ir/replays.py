@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
+from recycle.ir.columns import Flags, Floats, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
@@ -99,21 +99,16 @@ class Rotation:
     @cached_property
     def slot_of_rows(self) -> Rows:
         """The index in `slots` of the only replay that needs each row of `whole`; -1 for rows that always run."""
-        c, shape = self.whole.columns, self.whole.shape
-        slot_of_rows = np.full(len(c), -1, dtype=np.int64)
+        slot_of_rows = np.full(len(self.whole.columns), -1, dtype=np.int64)
         if not len(self.slots.worker):
             return slot_of_rows
-
-        def key(worker: Rows | Ints, stage: Rows | Ints, micro_batch: Rows) -> Rows:
-            return (worker * shape.stages + stage) * shape.global_micro_batches + micro_batch
-
-        replays = np.flatnonzero(c.kind == Replay.kind)
-        micro_batch = c.pipeline[replays].astype(np.int64) * shape.micro_batches + c.index[replays]
-        worker, stage, target, _ = self.slots
-        slot_of_rows[replays] = find(key(worker, stage, target), key(c.worker[replays], c.stage[replays], micro_batch))
+        ops, (worker, stage, micro_batch, _) = operations_of(self.whole), self.slots
+        replays = ops.select(Replay)
+        worker_cell = worker * ops.cells + stage * ops.shape.global_micro_batches + micro_batch
+        slot_of_rows[ops.row[replays]] = find(worker_cell, ops.worker_cell[replays])
         graph = dependencies(self.whole)
         receives, consumers = graph.received
-        lowest = np.full(len(c), len(self.slots.worker))  # of the consumers of each receive
+        lowest = np.full(len(slot_of_rows), len(self.slots.worker))  # of the consumers of each receive
         np.minimum.at(lowest, receives, slot_of_rows[consumers])
         slot_of_rows[receives] = slot_of_rows[graph.sends[receives]] = lowest[receives]
         return slot_of_rows
@@ -250,7 +245,7 @@ def _fitting_slots(rotation: Rotation, profile: Profile) -> Flags:
 
 def _hosts_of_forwards(schedule: Schedule) -> Rows:
     ops, shape = operations_of(schedule), schedule.shape
-    first = ops.first(shape, ops.select(Forward))
+    first = ops.first(ops.select(Forward))
     return np.where(first >= 0, ops.worker[first], -1).reshape(shape.stages, -1)
 
 
@@ -287,10 +282,8 @@ def given_times(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, R
     graph = lowered_graph(schedule)
     timeline, origin, rows = time_graph(graph, profile), graph.origin, graph.dependencies.rows
     assert origin is not None
-    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
-    rank[graph.order] = np.arange(len(graph.order))
-    place = np.empty(rows, dtype=np.int64)
-    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    rank = np.argsort(graph.order)  # of each node
+    place = np.argsort(np.lexsort((rank[:rows], timeline.start)))
     given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
     start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
     np.minimum.at(start, origin[given], timeline.start[given])
@@ -349,7 +342,7 @@ def _ready(schedule: Schedule, profile: Profile, slots: ReplaySlots, ends: Float
     ops, shape = operations_of(schedule), schedule.shape
     ready, last_input = np.zeros(len(slots.worker)), np.full(len(slots.worker), -1, dtype=np.int64)
     for need in Replay.row.needs:
-        makers = ops.first(shape, ops.select(*makers_of(need.value))).reshape(shape.stages, -1)
+        makers = ops.first(ops.select(*makers_of(need.value))).reshape(shape.stages, -1)
         producer_stage = slots.stage + need.offset
         exists = np.flatnonzero((producer_stage >= 0) & (producer_stage < shape.stages))
         makers_found = makers[producer_stage[exists], slots.micro_batch[exists]]

@@ -283,7 +283,7 @@ class Schedule:
         )
 
     @classmethod
-    def loads(cls, text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
+    def loads(cls, text: str | bytes, name: str = "schedule", most: int = MOST_INSTRUCTIONS) -> Schedule:
         """Parse the text of a native file; `name` begins every error message.
 
         Raises:
@@ -293,8 +293,7 @@ class Schedule:
             file = native.decode(text, most)
             options: Any = {name: getattr(file, name) for name in _Options.__annotations__}
             schedule = cls.from_text(Shape.from_json(file.shape), file.programs, **options)
-            if most is not None:
-                schedule.require_small(most)
+            schedule.require_small(most)
             return schedule
 
     def require_small(self, most: int) -> None:

@@ -15,11 +15,10 @@ from statistics import median_low
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.errors import ScheduleError
 from recycle.ir.clocks import clocks_of
-from recycle.ir.columns import Columns, Floats, Ints, Rows, compute_order, offsets_of
+from recycle.ir.columns import Columns, Flags, Floats, Ints, Rows, compute_order, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies
 from recycle.ir.event_graph import event_edges
 from recycle.ir.instruction import (
@@ -132,7 +131,7 @@ class Trace:
         """Return the rows of all other generations, without evaluations."""
         return self._kept(~np.isin(self.generation, list(generations)))
 
-    def _kept(self, keep: npt.NDArray[np.bool_]) -> Trace:
+    def _kept(self, keep: Flags) -> Trace:
         rows = np.flatnonzero(keep)
         columns = self.columns.take(rows)
         kept = {name: getattr(self, name)[rows] for name in _PER_ROW}
@@ -148,7 +147,7 @@ class Trace:
 _PER_ROW = ("role", "generation", "step", "start", "end", "batch")
 
 
-def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
+def away_from(columns: Columns, pipeline: Ints) -> Flags:
     """Return whether each row works on a micro-batch (for a pair: either) of another pipeline than `pipeline`."""
     homes = (columns.pipeline, columns.pipeline2)
     return np.asarray(sum(((home >= 0) & (home != pipeline) for home in homes), np.zeros(len(columns), np.bool_)))
@@ -196,7 +195,7 @@ class TraceBuilder:
         order = np.argsort(rows[:, 0], kind="stable")
         rows, times = rows[order], times[order]
 
-        def trace(which: npt.NDArray[np.bool_], **more: Any) -> Trace:
+        def trace(which: Flags, **more: Any) -> Trace:
             chosen, seconds = rows[which], times[which]
             columns = parsed.take(chosen[:, 4], offsets_of(chosen[:, 0], self.shape.worker_count))
             role, generation, step, batch = (chosen[:, i].astype(np.int32) for i in (1, 2, 3, 5))

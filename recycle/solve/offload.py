@@ -90,9 +90,8 @@ def with_offloads(schedule: Schedule, profile: Profile, limits: Sequence[float],
     c, shape, ops = schedule.columns, schedule.shape, operations_of(schedule)
     start, end, _ = given_times(schedule, profile)
     added, _, before = held_before(schedule, profile, in_bytes=False)
-    key = (ops.worker * shape.stages + ops.stage) * shape.global_micro_batches + ops.micro_batch
     forwards, backwards = ops.select(Forward), ops.select(*makers_of(ValueKind.INPUT_GRADIENT))
-    ends = ops.row[backwards[find(key[backwards], key[forwards])]]
+    ends = ops.row[backwards[find(ops.worker_cell[backwards], ops.worker_cell[forwards])]]
     seconds = np.array(profile.per_stage("host_copy", shape.stages))[ops.stage[forwards]]
     stays = list(zip(ops.row[forwards].tolist(), ends.tolist(), seconds.tolist(), strict=True))
     moved: list[tuple[int, int, int]] = []

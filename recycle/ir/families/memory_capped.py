@@ -30,6 +30,7 @@ the least of any V only for P <= 2. If F, I and W differ much, `times` gives sho
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -199,15 +200,12 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
         orders = [order[::-1] for order in orders]
         holds = [-held for held in holds]
         links = [(after, before) for before, after in links]
-    followers: list[list[list[tuple[int, int, int]]]] = [[[] for _ in cost] for _ in orders]
-    # Micro-batches that arrived over each link into a kind of work; at most two links, a missing link never blocks.
-    arrived = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
-    entered = [[0] * len(cost) for _ in orders]
-    for (rank, work), (next_rank, next_work) in links:
-        link = entered[next_rank][next_work]
-        entered[next_rank][next_work] += 1
-        arrived[next_rank][next_work][link] = 0
-        followers[rank][work].append((next_rank, next_work, link))
+    followers: list[list[list[tuple[int, int]]]] = [[[] for _ in cost] for _ in orders]
+    for (rank, work), follower in links:
+        followers[rank][work].append(follower)
+    # Links over which each micro-batch has not arrived, by kind of work; the last entry is beyond the micro-batches.
+    entries = Counter(follower for _, follower in links)
+    missing = [[[entries[rank, work]] * micro_batches + [1] for work in range(len(cost))] for rank in range(ranks)]
 
     remaining = [list(order) for order in orders]
     result: Orders = [[] for _ in orders]
@@ -221,7 +219,7 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
         for rank in sorted(woken):
             if busy[rank] or not remaining[rank]:
                 continue
-            place = _next_work(remaining[rank], arrived[rank], begun[rank], held[rank], cap, holds, rule)
+            place = _next_work(remaining[rank], missing[rank], begun[rank], held[rank], cap, holds, rule)
             if place < 0:
                 continue
             work = remaining[rank].pop(place)
@@ -239,8 +237,8 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
             _, rank, work = heappop(running)
             busy[rank] = False
             woken.add(rank)
-            for next_rank, next_work, link in followers[rank][work]:
-                arrived[next_rank][next_work][link] += 1
+            for next_rank, next_work in followers[rank][work]:
+                missing[next_rank][next_work][begun[rank][work] - 1] -= 1
                 woken.add(next_rank)
     assert not any(remaining), "an order that cannot be run was given"
     inner = max(e - f for e, f in zip(end, first, strict=True)) - micro_batches * sum(cost)
@@ -250,9 +248,9 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
 
 
 def _next_work(
-    remaining: list[int], arrived: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
+    remaining: list[int], missing: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
 ) -> int:
-    ready = [begun[work] < counts[0] and begun[work] < counts[1] for work, counts in enumerate(arrived)]
+    ready = [not links[begun[work]] for work, links in enumerate(missing)]
     if not rule.ahead:
         return 0 if ready[remaining[0]] else -1
     unseen = sum(ready)

@@ -27,7 +27,6 @@ class Format:
         dumps: schedule (and profile if `timed`) -> the text, whole or in parts.
         recognises: whether content looks like this format.
         timed: whether written files contain times, which require a profile.
-        load_directory: reader of a directory, for formats spread over files.
     """
 
     suffixes: tuple[str, ...]
@@ -35,7 +34,6 @@ class Format:
     dumps: Callable[..., str | Iterable[str]]
     recognises: Callable[[bytes], bool]
     timed: bool = False
-    load_directory: Callable[[Path], ScheduleInput] | None = None
 
 
 FORMATS: dict[str, Format] = {
@@ -46,7 +44,6 @@ FORMATS: dict[str, Format] = {
         chrome_trace.dumps,
         chrome_trace.recognises,
         timed=True,
-        load_directory=chrome_trace.load_directory,
     ),
     "megatron-table": Format((".json",), megatron_table.loads, megatron_table.dumps, megatron_table.recognises),
     "torch-csv": Format((".csv",), torch_csv.loads, torch_csv.dumps, torch_csv.recognises),
@@ -61,7 +58,9 @@ def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
     """
     path = Path(path)
     if path.is_dir():
-        return _read_directory(path, name)
+        if name not in (None, "chrome-trace"):
+            raise ScheduleError(f"{path}: is a directory, which format {name} cannot read; use chrome-trace")
+        return chrome_trace.load_directory(path)
     return load_unpacked(unpack(read_whole(path, ScheduleError), str(path)), str(path), name)
 
 
@@ -84,14 +83,6 @@ def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> Sche
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
     held = entry.loads(content.text, path, content.most)
     return held if isinstance(held, ScheduleInput) else ScheduleInput(path, held)
-
-
-def _read_directory(path: Path, name: str | None) -> ScheduleInput:
-    able = [known for known, entry in FORMATS.items() if entry.load_directory]
-    load_directory = _named(name or able[0]).load_directory
-    if load_directory is None:
-        raise ScheduleError(f"{path}: is a directory, which format {name} cannot read; use {', '.join(able)}")
-    return load_directory(path)
 
 
 def written_as(path: str | Path, name: str | None = None) -> str:

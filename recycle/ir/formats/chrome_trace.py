@@ -21,7 +21,7 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
-from recycle.ir.columns import Rows, require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, Rows, require_few
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import nsight, profiler_trace, run_trace
 from recycle.ir.formats.schedule_input import ScheduleInput, is_gzip, most_instructions, unpack
@@ -103,7 +103,9 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     (unit, held), names = _held(timeline, start, end), lowered.words()
     categories = [re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in KIND_CLASSES]
     position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
-    for w, place in _places(lowered).items():
+    first_stages = [min(stages, default=shape.stages) for stages in lowered.placement]
+    by_stage = sorted(range(shape.worker_count), key=lambda w: (w // shape.ranks, first_stages[w]))
+    for place, w in enumerate(by_stage):
         pid, worker = w + 1, shape.worker_at(w)
         text = str(worker)
         rows = slice(offsets[w], offsets[w + 1])
@@ -132,15 +134,6 @@ _END = {
     for phase, end in zip("sf", ends, strict=True)
 }
 """Kind of a transfer -> phase and name of its end of the arrow."""
-
-
-def _places(schedule: Schedule) -> dict[int, int]:
-    shape = schedule.shape
-
-    def key(w: int) -> tuple[int, int, int]:
-        return w // shape.ranks, min(schedule.placement[w], default=shape.stages), w
-
-    return {w: place for place, w in enumerate(sorted(range(shape.worker_count), key=key))}
 
 
 def _title(schedule: Schedule, worker: Worker) -> str:
@@ -203,7 +196,7 @@ def loads(content: bytes, name: str = "trace") -> Schedule:
     return load_input(unpacked.text, name, unpacked.most).order()
 
 
-def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
+def load_input(content: bytes, name: str, most: int = MOST_INSTRUCTIONS) -> ScheduleInput:
     """Parse one file of any of the three kinds, or an export of Nsight Systems; `name` begins every error message.
 
     Raises:
@@ -245,9 +238,12 @@ def _folders_in(path: Path) -> list[Path]:
     return list(islice(below, _MOST_FOLDERS))
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Place(msgspec.Struct, frozen=True):
     worker: str
-    position: Annotated[int, msgspec.Meta(ge=0)] | None
+    position: _Number | None
 
 
 class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
@@ -269,7 +265,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
     pass
 
 
-def _from_timeline(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
+def _from_timeline(content: bytes, name: str, most: int = MOST_INSTRUCTIONS) -> ScheduleInput:
     other = chrome.head(content, name).otherData
     version: object = chrome.decode(bytes(other.get("version", b"null")), Any, f"{name}: otherData: version")
     if version != VERSION:
@@ -280,12 +276,11 @@ def _from_timeline(content: bytes, name: str, most: int | None = None) -> Schedu
     head: dict[str, Any] = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
     head |= {key: other[key] for key in (*_HEAD, *_WHERE_STATED) if key in other}
     empty = Schedule.loads(msgspec.json.encode(head), f"{name}: otherData", most)
-    counts = chrome.decode(bytes(other["instructions"]), Any, f"{name}: otherData: instructions")
+    counts = chrome.decode(bytes(other["instructions"]), list[_Number], f"{name}: otherData: instructions")
     programs = _placed(empty.shape, counts, content, name, most)
     with errors_as(ScheduleError, name):
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
-        if most is not None:
-            schedule.require_small(most)
+        schedule.require_small(most)
     return ScheduleInput(name, schedule, _stated_profile(other, schedule.shape))
 
 
@@ -299,39 +294,38 @@ def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile |
     return profile
 
 
-def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | None) -> dict[Worker, list[Instruction]]:
+def _placed(shape: Shape, counts: list[int], content: bytes, name: str, most: int) -> dict[Worker, list[Instruction]]:
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents
     require_few(sum(isinstance(event, _Slice) for event in events), f"{name}: ", most)
-    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
-    if not whole or len(counts) != shape.worker_count:
+    if len(counts) != shape.worker_count or max(counts) > len(events):
         raise ScheduleError(
             f"{name}: otherData: instructions must list the number of instructions of each of the"
             f" {shape.worker_count} workers, at most the number of events ({len(events)})"
         )
-    placed: list[list[Instruction | None]] = [[None] * count for count in counts]
+    placed: list[dict[int, Instruction]] = [{} for _ in counts]
     for number, event in enumerate(events):
         if not isinstance(event, _Slice) or event.args.position is None:
             continue
         try:
             worker, position = shape.require(Worker.parse(event.args.worker), "worker"), event.args.position
-            program = placed[shape.worker_index(worker)]
-            if position >= len(program):
-                raise ScheduleError(f"position {position} of worker {worker}, which has {len(program)} instructions")
-            if program[position] is not None:
+            w = shape.worker_index(worker)
+            program = placed[w]
+            if position >= counts[w]:
+                raise ScheduleError(f"position {position} of worker {worker}, which has {counts[w]} instructions")
+            if position in program:
                 raise ScheduleError(f"position {position} of worker {worker} occurs twice")
             program[position] = parse_instruction(event.name, shape.pipelines == 1)
         except (JobError, ScheduleError) as error:
             raise ScheduleError(f"{name}: traceEvents[{number}]: {error}") from None
-    for worker, program in zip(shape.workers(), placed, strict=True):
-        if None in program:
+    for worker, count, program in zip(shape.workers(), counts, placed, strict=True):
+        if (absent := next((position for position in range(count) if position not in program), None)) is not None:
             raise ScheduleError(
-                f"{name}: no event for position {program.index(None)} of worker {worker},"
-                f" which has {len(program)} instructions"
+                f"{name}: no event for position {absent} of worker {worker}, which has {count} instructions"
             )
     return {
-        worker: [instruction for instruction in program if instruction is not None]
+        worker: [program[position] for position in range(len(program))]
         for worker, program in zip(shape.workers(), placed, strict=True)
     }
 

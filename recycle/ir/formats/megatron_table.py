@@ -25,7 +25,7 @@ import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
-from recycle.ir.columns import require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
 from recycle.ir.families.loop import interleaved, one_f_one_b, units
 from recycle.ir.formats.schedule_input import OrderOnly, first_difference
 from recycle.ir.instruction import KIND_CLASSES, Compute, Forward, OverlappedPair, WaitSend, is_kind
@@ -60,7 +60,7 @@ def _is_table_alone(content: bytes) -> bool:
     return re.match(rb"\s*\[\s*[\[(]", content) is not None
 
 
-def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
+def loads(content: bytes, name: str = "table", most: int = MOST_INSTRUCTIONS) -> Schedule:
     """Parse the table or orders as a compute-only schedule; `name` begins every error message.
 
     Raises ScheduleError for an incomplete table or an order that Megatron would not run.
@@ -75,7 +75,7 @@ def loads(content: bytes, name: str = "table", most: int | None = None) -> Sched
         return _read(decoded(content, _File, ScheduleError), most)
 
 
-def _read(file: _File, most: int | None) -> Schedule:
+def _read(file: _File, most: int) -> Schedule:
     if (file.format, file.version) != (FORMAT, VERSION):
         raise ScheduleError(
             f'is "{file.format}" version {file.version}; this recycle reads "{FORMAT}" version {VERSION}'

@@ -17,11 +17,10 @@ from itertools import count
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir import chrome
-from recycle.ir.columns import require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.formats.torch_csv import (
     OLD_NOTATION,
@@ -48,7 +47,7 @@ _ON_DEVICE = "gpu_user_annotation"
 """Category of the profiler's copies of labels on GPU streams."""
 
 
-def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
+def loads(content: bytes, name: str, most: int = MOST_INSTRUCTIONS) -> ScheduleInput:
     """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
@@ -74,7 +73,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, warnings)
 
 
-def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None = None) -> ScheduleInput:
+def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int = MOST_INSTRUCTIONS) -> ScheduleInput:
     """Parse (file name, content) of one file per rank; at most `most` labels in all files together.
 
     Raises:
@@ -109,11 +108,11 @@ class _Label(msgspec.Struct, frozen=True):
 
 
 class _Action(NamedTuple):
-    """A label: begin, index, process, action, and execution times in microseconds (`end` None: no duration)."""
+    """A label: begin, process, name, action, and execution times in microseconds (`end` None: no duration)."""
 
     begin: float
-    place: int
     pid: int | str
+    name: str
     operation: Instruction | str
     start: float
     end: float | None
@@ -123,7 +122,7 @@ def _first_stage(actions: Iterable[_Action]) -> int:
     return min((compute.stage for compute in computes(action.operation for action in actions)), default=-1)
 
 
-def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
+def _actions(content: bytes, name: str, most: int, base: float = 0.0) -> list[_Action]:
     require_few(content.count(_MARK) // 2, f"{name}: ", most)  # GPU traces contain each label twice
     is_old = _OLD_LABEL.search(content) is not None
     if content.lstrip().startswith(b"["):
@@ -131,8 +130,7 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
     else:
         events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
     actions = []
-    on_device: dict[str, list[tuple[str, float, float]]] = {}
-    names = []
+    on_device: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for place, text in enumerate(events):
         raw = bytes(text)
         if raw.startswith(b"{") and _MARK not in raw:
@@ -146,69 +144,56 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
             end = begin + label.dur
         if str(event.cat).lower() == _ON_DEVICE:
             if end is not None:
-                on_device.setdefault(str(label.tid), []).append((event.name, begin, end))
+                on_device.setdefault((event.name, str(label.tid)), []).append((begin, end))
             continue
         try:
             operation = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-        actions.append(_Action(begin, place, label.pid, operation, begin, end))
-        names.append(event.name)
+        actions.append(_Action(begin, label.pid, event.name, operation, begin, end))
     if is_old:
         operations = from_old_notation([action.operation for action in actions])
         actions = [action._replace(operation=operation) for action, operation in zip(actions, operations, strict=True)]
-    return _on_device(actions, names, on_device)
+    return _on_device(actions, on_device)
 
 
-def _on_device(
-    actions: list[_Action],
-    names: Sequence[str],
-    streams: Mapping[str, list[tuple[str, float, float]]],
-) -> list[_Action]:
+def _on_device(actions: list[_Action], streams: Mapping[tuple[str, str], list[tuple[float, float]]]) -> list[_Action]:
     """Replace the times of one rank's actions by their GPU labels, if every compute has one on the busiest stream."""
     longest: dict[str, list[tuple[float, float]]] = {}
-    for labels in streams.values():
-        by_name: dict[str, list[tuple[float, float]]] = {}
-        for label, begin, end in sorted(labels, key=lambda label: label[1]):
-            by_name.setdefault(label, []).append((begin, end))
-        for label, times in by_name.items():
-            if sum(end - begin for begin, end in times) > sum(end - begin for begin, end in longest.get(label, [])):
-                longest[label] = times
+    for (name, _), times in streams.items():
+        longest[name] = max(longest.get(name, []), times, key=lambda times: sum(end - begin for begin, end in times))
     if not longest or len({action.pid for action in actions}) > 1:
         return actions
-    seen: dict[str, int] = {}
-    placed = list(actions)
-    for place in sorted(range(len(actions)), key=lambda place: actions[place].begin):
-        number = seen.get(names[place], 0)
-        seen[names[place]] = number + 1
-        times = longest.get(names[place], [])
-        if number < len(times):
-            placed[place] = actions[place]._replace(start=times[number][0], end=times[number][1])
-        elif next(iter(computes([actions[place].operation])), None) is not None:
+    labels = {name: iter(sorted(times)) for name, times in longest.items()}
+    timed = []
+    for action in sorted(actions, key=lambda action: action.begin):
+        start, end = next(labels.get(action.name, iter(())), (None, None))
+        if start is not None:
+            action = action._replace(start=start, end=end)
+        elif any(computes([action.operation])):
             return actions
-    return placed
+        timed.append(action)
+    return timed
 
 
 def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> ScheduleInput:
-    iterations_of: dict[str, list[list[_Action]]] = {}
+    ran: list[list[list[_Action]]] = []
     for rank, actions in ranks.items():
         if not actions:
             raise ScheduleError(f"{name}: {rank} has no label {_LABEL}<action> of torch's pipeline runtime")
-        iterations_of[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
-    chosen = _simultaneous(iterations_of)
-    kept = {
-        rank: [action.operation for action in iterations[chosen[rank]]] for rank, iterations in iterations_of.items()
-    }
-    _require_one_pipeline(kept, name)
+        ran.append(_iterations(sorted(actions, key=lambda action: action.begin)))
+    chosen = _simultaneous(ran)
+    kept = [[action.operation for action in of_rank[number]] for of_rank, number in zip(ran, chosen, strict=True)]
+    _require_one_pipeline(dict(zip(ranks, kept, strict=True)), name)
     with errors_as(ScheduleError, name):
-        schedule, dropped = schedule_of(list(kept.values()))
-    most = max(map(len, iterations_of.values()))
+        schedule, dropped = schedule_of(kept)
+    most = max(map(len, ran))
     which = [f"kept the last whole one of {most} iterations"] if most > 1 else []
     return ScheduleInput(
         name,
         schedule,
-        trace=_trace(schedule, list(iterations_of.values()), list(chosen.values())),
-        step=max(chosen.values()),
+        trace=_trace(schedule, ran, chosen),
+        step=max(chosen),
         warnings=(*warnings, *which, *dropped),
     )
 
@@ -230,17 +215,14 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
     return iterations
 
 
-def _simultaneous(iterations_of: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
-    """Return rank -> index of the iteration used: complete, and closest in time to the other ranks."""
-    longest = {rank: max(map(len, iterations)) for rank, iterations in iterations_of.items()}
-    whole = {
-        rank: [place for place, iteration in enumerate(iterations) if len(iteration) == longest[rank]]
-        for rank, iterations in iterations_of.items()
-    }
-    begins = {rank: [iterations_of[rank][place][0].begin for place in places] for rank, places in whole.items()}
-    moment = min(of_rank[-1] for of_rank in begins.values())
-    closest = {rank: int(np.abs(np.array(of_rank) - moment).argmin()) for rank, of_rank in begins.items()}
-    return {rank: whole[rank][place] for rank, place in closest.items()}
+def _simultaneous(ran: Sequence[list[list[_Action]]]) -> list[int]:
+    """Return the iteration of each rank that is used: complete, and closest in time to the other ranks."""
+    begins = []
+    for iterations in ran:
+        longest = max(map(len, iterations))
+        begins.append({n: actions[0].begin for n, actions in enumerate(iterations) if len(actions) == longest})
+    moment = min(max(of_rank.values()) for of_rank in begins)
+    return [min(of_rank, key=lambda n: abs(of_rank[n] - moment)) for of_rank in begins]
 
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:

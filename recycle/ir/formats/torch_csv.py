@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.ir.columns import require_few
+from recycle.ir.columns import MOST_INSTRUCTIONS, Flags, require_few
 from recycle.ir.formats.schedule_input import OrderOnly
 from recycle.ir.instruction import (
     CARRIERS,
@@ -46,6 +46,9 @@ from recycle.ir.instruction import (
     WaitSendActivation,
     WaitSendGradient,
     computes,
+    is_kind,
+    make_instruction,
+    paired,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
@@ -90,13 +93,10 @@ def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction
         if is_old and isinstance(action, Backward) and "BW" not in text:
             return BackwardInput(action.stage, action.micro_batch)
         return action
-    pair = _PAIR.fullmatch(text)
+    match = _PAIR.fullmatch(text)
+    pair = paired(_leaf(part.strip(), worker, text) for part in match.groups()) if match else None
     if pair is not None:
-        leaves = (_leaf(part.strip(), worker, text) for part in pair.groups())
-        halves = {type(leaf): leaf for leaf in leaves}
-        forward, backward = halves.get(Forward), halves.get(Backward)
-        if isinstance(forward, Forward) and isinstance(backward, Backward):
-            return OverlappedPair(forward, backward)
+        return pair
     raise ScheduleError(f"{_shown(text)}: expected one F and one B, not nested, for example (0F1;0B0)OVERLAP_F_B")
 
 
@@ -110,21 +110,14 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
         raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
     stage, token, micro_batch = match.groups()
     cls = _CLASSES.get(token)
-    is_stage_wide = cls is not None and issubclass(cls, StageWide)
-    if token in _SHARDING or is_stage_wide:
+    if cls is None or issubclass(cls, StageWide):
         if micro_batch:
             raise ScheduleError(f"{_shown(whole)}: {token} takes no micro-batch, write {stage}{token}")
     elif not micro_batch:
         raise ScheduleError(f"{_shown(whole)}: the micro-batch is missing, write for example {stage}{token}0")
     if cls is None:
         return token
-    if issubclass(cls, StageWide):
-        return cls(int(stage))
-    home = MicroBatch(0, int(micro_batch))
-    if issubclass(cls, Transfer):
-        return cls(int(stage), home, worker)
-    assert issubclass(cls, Compute)
-    return cls(int(stage), home)
+    return make_instruction(cls, stage=int(stage), micro_batch=MicroBatch(0, int(micro_batch or 0)), peer=worker)
 
 
 def from_old_notation(actions: Actions) -> Actions:
@@ -213,7 +206,7 @@ def recognises(content: bytes) -> bool:
     return looks_like_action(first)
 
 
-def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
+def loads(text: str | bytes, name: str = "schedule", most: int = MOST_INSTRUCTIONS) -> Schedule:
     """Parse a CSV; `name` begins every error message. Unusual but clear content is logged as a warning.
 
     Raises:
@@ -233,29 +226,24 @@ def loads(text: str | bytes, name: str = "schedule", most: int | None = None) ->
 
 def dumps(schedule: Schedule) -> str:
     """Return the file's text and log omissions; ScheduleError if the format cannot represent the schedule."""
-    _refuse_other_pipelines(schedule)
-    shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
-    programs = [schedule.program(worker) for worker in shape.workers()]
-    instructions = [instruction for program in programs for instruction in program]
-    for rank, program in enumerate(programs):
-        for position, instruction in enumerate(program):
-            if not isinstance(instruction, (*TORCH_KINDS, OverlappedPair, OptimizerStep)):
-                where = f"{instruction} on worker 0.{rank} (position {position})"
-                raise _FORMAT.refusal(where, "torch has no such action")
-    reduce = next((instruction for instruction in instructions if isinstance(instruction, ReduceGradients)), None)
-    if (
-        reduce is not None
-        and shape.ranks > 1
-        and not any(isinstance(instruction, Transfer) for instruction in instructions)
-    ):
+    c, shape = schedule.columns, schedule.shape
+    away = away_from(c, c.worker // shape.ranks)
+    _refuse_any(schedule, away, "it runs a re-routed micro-batch of another pipeline")
+    _FORMAT.require_one_pipeline(schedule)
+    is_known = is_kind(c.kind, (*TORCH_KINDS, OverlappedPair, OptimizerStep))
+    _refuse_any(schedule, ~is_known, "torch has no such action")
+    reduces = np.flatnonzero(c.kind == ReduceGradients.kind).tolist()
+    if reduces and shape.ranks > 1 and not is_kind(c.kind, Transfer).any():
+        reduce = schedule.instruction(reduces[0])
         raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or neither: write both, or neither")
+    placement = tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
     cells = (
-        [_cell(instruction) for instruction in program if not isinstance(instruction, OptimizerStep)]
-        for program in programs
+        [_cell(instruction) for instruction in schedule.program(worker) if not isinstance(instruction, OptimizerStep)]
+        for worker in shape.workers()
     )
     text = "".join(",".join(row) + "\r\n" for row in cells)
     try:
-        reread, _ = schedule_of(_parse(_rows(text, None, []), [], False))
+        reread, _ = schedule_of(_parse(_rows(text, MOST_INSTRUCTIONS, []), [], False))
     except ScheduleError as error:
         raise _FORMAT.refusal(f"{schedule!r}", str(error)) from None
     if (reread.shape, reread.placement) != (shape, placement):
@@ -268,7 +256,7 @@ def dumps(schedule: Schedule) -> str:
     return text
 
 
-def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
+def _rows(text: str, most: int, warnings: list[str]) -> list[list[str]]:
     if len(text) > _MOST_CHARACTERS:
         raise ScheduleError(f"too large: {len(text):,} characters, at most {_MOST_CHARACTERS:,}")
     require_few(sum(map(text.count, ",\r\n")))
@@ -332,15 +320,10 @@ def _listed(placement: Placement) -> str:
     return "; ".join(" ".join(map(str, stages)) for stages in placement)
 
 
-def _refuse_other_pipelines(schedule: Schedule) -> None:
-    away = np.flatnonzero(away_from(schedule.columns, schedule.columns.worker // schedule.shape.ranks))
-    if len(away):
-        worker, position = schedule.position(int(away[0]))
-        raise _FORMAT.refusal(
-            f"{schedule.instruction(int(away[0]))} on worker {worker} (position {position})",
-            "it runs a re-routed micro-batch of another pipeline",
-        )
-    _FORMAT.require_one_pipeline(schedule)
+def _refuse_any(schedule: Schedule, is_refused: Flags, reason: str) -> None:
+    for row in np.flatnonzero(is_refused)[:1].tolist():
+        worker, position = schedule.position(row)
+        raise _FORMAT.refusal(f"{schedule.instruction(row)} on worker {worker} (position {position})", reason)
 
 
 def _cell(instruction: Instruction) -> str:

@@ -23,7 +23,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import MOST_KINDS
 from recycle.ir.operations import outside_buckets
-from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, firsts, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, and_more, extremes, firsts, grouped, listed, repeats, rule
 from recycle.job.shape import MOST_BUCKETS
 
 
@@ -31,7 +31,7 @@ from recycle.job.shape import MOST_BUCKETS
 def stage_range(inspection: Inspection) -> Iterator[Defect]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot
     run. Change the stage, or the shape of the schedule. Reported once per worker."""
-    stages, ops = inspection.schedule.shape.stages, inspection.operations
+    stages, ops = inspection.shape.stages, inspection.operations
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (ops.stage < 0) | (ops.stage >= stages)
     yield _per_worker(inspection, ops.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
@@ -45,7 +45,7 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Change
     the micro-batch, or the shape of the schedule. Reported once per worker."""
-    shape, ops = inspection.schedule.shape, inspection.operations
+    shape, ops = inspection.shape, inspection.operations
     in_stage = (ops.stage >= 0) & (ops.stage < shape.stages) & ~outside_buckets(ops, inspection.schedule.buckets)
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
     yield _per_worker(
@@ -58,7 +58,8 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
 
 def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Defect:
     rows = np.unique(rows)
-    return Defect(message, hint, rows, per=inspection.schedule.columns.worker[rows], more="on this worker")
+    _, first, count = firsts(inspection.columns.worker[rows])
+    return Defect(lambda entry: message + and_more(count[entry], "on this worker"), hint, rows[first])
 
 
 @rule("bucket-range", "a bucket that the schedule does not have")
@@ -67,7 +68,7 @@ def bucket_range(inspection: Inspection) -> Iterator[Defect]:
     last, which REDUCE_GRAD sums. Change the bucket, or the schedule's `buckets`."""
     buckets, ops = inspection.schedule.buckets, inspection.operations
     rows = np.unique(ops.row[outside_buckets(ops, buckets)])
-    is_sum = inspection.schedule.columns.kind[rows] == ReduceBucket.kind
+    is_sum = inspection.columns.kind[rows] == ReduceBucket.kind
     for sums, why in ((False, "none with this number"), (True, "and REDUCE_GRAD sums the last one")):
         hint = f"buckets count from 0 to {buckets - 1 - sums}: change the bucket, or `buckets`"
         if buckets == sums:
@@ -81,7 +82,7 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
     instruction, or remove `forward_only` to train with the schedule."""
     if inspection.schedule.forward_only:
         kinds = Forward, SendActivation, RecvActivation, WaitSendActivation
-        evaluates = is_kind(inspection.schedule.columns.kind, kinds)
+        evaluates = is_kind(inspection.columns.kind, kinds)
         message = "the schedule is forward-only, and this instruction is for training"
         yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 
@@ -111,8 +112,8 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     yield Defect(
         "{other} does the same work: a B includes I and W",
         "keep either the B, or the I and the W",
-        _first_rows(inspection, mixed, BackwardInput, BackwardWeight, WeightPart),
-        others=_first_rows(inspection, mixed, Backward),
+        _first_rows(inspection, _by_cell(inspection, mixed, BackwardInput, BackwardWeight, WeightPart)),
+        others=_first_rows(inspection, _by_cell(inspection, mixed, Backward)),
     )
 
 
@@ -126,31 +127,26 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     yield Defect(
         "{other} does the same work: the parts add up to that W",
         "keep either the W, or its parts for all buckets",
-        _first_rows(inspection, whole, WeightPart),
-        others=_first_rows(inspection, whole, BackwardWeight),
+        _first_rows(inspection, _by_cell(inspection, whole, WeightPart)),
+        others=_first_rows(inspection, _by_cell(inspection, whole, BackwardWeight)),
     )
-    incomplete = (most > 0) & (fewest == 0) & ~whole
-    at = _by_cell(inspection, incomplete, WeightPart)
+    at = _by_cell(inspection, (most > 0) & (fewest == 0) & ~whole, WeightPart)
+    parts, rows = grouped(at, inspection.cell[at]), _first_rows(inspection, at)
 
-    def absent(place: Place) -> list[int]:
-        present = inspection.operations.bucket[at[place.index : place.index + place.count]]
-        return [bucket for bucket in range(buckets) if bucket not in present]
-
-    def first(place: Place) -> str:
-        part = inspection.at(inspection.operations.row[at[place.index]]).instruction
-        return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
+    def absent(entry: int) -> list[int]:
+        return sorted(set(range(buckets)) - set(inspection.operations.bucket[parts[entry]].tolist()))
 
     yield Defect(
-        f"this W lacks the part for bucket {{buckets}} (of {buckets} buckets)",
-        "add {first} on its worker, or write one whole W",
-        inspection.operations.row[at],
-        per=inspection.cell[at],
-        placeholders={"buckets": lambda place: listed(absent(place)), "first": first},
+        lambda entry: f"this W lacks the part for bucket {listed(absent(entry))} (of {buckets} buckets)",
+        lambda entry: (
+            f"add {inspection.at(rows[entry]).instruction.rsplit('/', 1)[0]}/{absent(entry)[0]} on its worker, or write"
+            " one whole W"
+        ),
+        rows,
     )
 
 
-def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    at = _by_cell(inspection, cells, *classes)
+def _first_rows(inspection: Inspection, at: Rows) -> Rows:
     return inspection.operations.row[at[firsts(inspection.cell[at])[1]]]
 
 
@@ -166,7 +162,7 @@ def missing(inspection: Inspection) -> Iterator[Defect]:
     of failed workers. A forward-only schedule needs F alone. Micro-batches that a whole stage or the whole schedule
     lacks are reported together. Add the instruction, or correct the shape.
     """
-    shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
+    shape, (f, b, i, w) = inspection.shape, inspection.counts.values()
     if inspection.parts[1].any():
         w = w + inspection.parts[1]
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
@@ -189,35 +185,34 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
         yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)
     stages = np.flatnonzero((absent & ~nowhere).any(axis=1) & inspection.hosts.any(axis=0))
 
-    def names(place: Place) -> str:
-        return inspection.micro_batches(np.flatnonzero(absent[stages[place.index]] & ~nowhere))
+    def message(entry: int) -> str:
+        names = inspection.micro_batches(np.flatnonzero(absent[stages[entry]] & ~nowhere))
+        return f"stage {stages[entry]} does not run micro-batch {names}"
 
-    message = "stage {stage} does not run micro-batch {names}"
-    yield Defect(message, hint, per=stages, placeholders={"stage": stages, "names": names})
+    yield Defect(message, hint, np.full(len(stages), -1))
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
-    ops, shape = inspection.operations, inspection.schedule.shape
+    ops = inspection.operations
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     if kind is BackwardWeight:  # it belongs after its input gradient
         at = at[is_kind(ops.kind[at], BackwardInput)]
-    key = ops.worker[at] * shape.stages + ops.stage[at]
-    by_key = np.lexsort((ops.row[at], key))
-    at, key = at[by_key], key[by_key]
+    at = at[np.lexsort((ops.row[at], ops.host[at]))]
+    of_host = grouped(at, ops.host[at])
+    first = np.array([at[0] for at in of_host], dtype=np.int64)
 
-    def numbers(place: Place) -> Rows:
-        return np.unique(ops.micro_batch[at[place.index : place.index + place.count]])
+    def numbers(entry: int) -> Rows:
+        return np.unique(ops.micro_batch[of_host[entry]])
 
     return Defect(
-        f"the {name} of stage {{stage}} is missing for micro-batch {{names}}",
-        f"add {{stage}}{kind.token}{{first}} to worker {{worker}}",
-        ops.row[at],
-        per=key,
-        placeholders={
-            "stage": ops.stage[at],
-            "names": lambda place: inspection.micro_batches(numbers(place)),
-            "first": lambda place: inspection.micro_batch(numbers(place)[0]),
-        },
+        lambda entry: (
+            f"the {name} of stage {ops.stage[first[entry]]} is missing for micro-batch"
+            f" {inspection.micro_batches(numbers(entry))}"
+        ),
+        lambda entry: (
+            f"add {ops.stage[first[entry]]}{kind.token}{inspection.micro_batch(numbers(entry)[0])} to worker {{worker}}"
+        ),
+        ops.row[first],
     )
 
 
@@ -226,7 +221,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F kept on its worker, and W needs what its I kept there.
     Activations are not sent to other workers of the same stage, so all halves of a micro-batch run on the worker of
     its F. Move them together."""
-    worker, ops, at = inspection.schedule.columns.worker, inspection.operations, inspection.computes
+    worker, ops, at = inspection.columns.worker, inspection.operations, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
     cells, rows = cells[reported], rows[reported]

@@ -11,15 +11,15 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, extremes, listed, repeats, rule
 from recycle.job.shape import MOST_BUCKETS
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     ops = inspection.operations
     at = ops.select(cls)
-    at = at[inspection.hosts[ops.worker[at], ops.stage[at]]]
-    return ops.row[at], ops.worker[at] * inspection.schedule.shape.stages + ops.stage[at]
+    at = at[inspection.hosts.ravel()[ops.host[at]]]
+    return ops.row[at], ops.host[at]
 
 
 def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect]:
@@ -32,15 +32,13 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
         return
     workers = np.flatnonzero(absent.any(axis=1))
 
-    def stages(place: Place) -> list[int]:
-        numbers: list[int] = np.flatnonzero(absent[workers[place.index]]).tolist()
-        return numbers
+    def stages(entry: int) -> Rows:
+        return np.flatnonzero(absent[workers[entry]])
 
     yield Defect(
-        f"worker {{worker}} hosts stage {{stages}} but never {verb} it",
-        f"add {{first}}{cls.token}: {hint}",
+        lambda entry: f"worker {{worker}} hosts stage {listed(stages(entry))} but never {verb} it",
+        lambda entry: f"add {stages(entry)[0]}{cls.token}: {hint}",
         worker=workers,
-        placeholders={"stages": lambda place: listed(stages(place)), "first": lambda place: stages(place)[0]},
     )
 
 
@@ -73,30 +71,28 @@ def missing_gather(inspection: Inspection) -> Iterator[Defect]:
 def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_BUCKET sums a bucket of a stage's gradients over all live workers that host the stage, also those that
     computed nothing. One per host, stage and bucket except the last, which REDUCE_GRAD sums."""
-    shape, count = inspection.schedule.shape, inspection.schedule.buckets - 1
+    shape, count = inspection.shape, inspection.schedule.buckets - 1
     rows, hosts = _hosted_rows(inspection, ReduceBucket)
     if not count or not (len(rows) or inspection.has_optimizer):
         return
     wanted = inspection.hosts.ravel()
     is_summed = np.zeros((wanted.size, count), dtype=np.bool_)
-    is_summed[hosts, inspection.schedule.columns.bucket[rows]] = True
+    is_summed[hosts, inspection.columns.bucket[rows]] = True
     absent = np.flatnonzero(wanted & ~is_summed.all(axis=1))
     workers, stages = np.divmod(absent, shape.stages)
 
-    def buckets(place: Place) -> list[int]:
-        numbers: list[int] = np.flatnonzero(~is_summed[absent[place.index]]).tolist()
-        return numbers
+    def buckets(entry: int) -> Rows:
+        return np.flatnonzero(~is_summed[absent[entry]])
 
     yield Defect(
-        "worker {worker} hosts stage {stage} but never begins the sum of bucket {buckets}",
-        f"add {{stage}}{ReduceBucket.token}/{{first}}, before its REDUCE_GRAD; or remove every reduce and step, so"
-        " that all are implied",
+        lambda entry: (
+            f"worker {{worker}} hosts stage {stages[entry]} but never begins the sum of bucket {listed(buckets(entry))}"
+        ),
+        lambda entry: (
+            f"add {stages[entry]}{ReduceBucket.token}/{buckets(entry)[0]}, before its REDUCE_GRAD; or remove every"
+            " reduce and step, so that all are implied"
+        ),
         worker=workers,
-        placeholders={
-            "stage": stages,
-            "buckets": lambda place: listed(buckets(place)),
-            "first": lambda place: buckets(place)[0],
-        },
     )
 
 
@@ -109,7 +105,7 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
         yield Defect(
             f"the stage already has a {cls.token} on this worker",
             "each host runs it once per iteration and stage: remove one of the two",
-            rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]],
+            rows[repeats(keys * MOST_BUCKETS + inspection.columns.bucket[rows])[0]],
         )
 
 
@@ -144,7 +140,7 @@ def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into, out = graph.into_joins, graph.out_of_joins
     out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
-    workers, waiting = inspection.schedule.shape.worker_count, graph.target[out]
+    workers, waiting = inspection.shape.worker_count, graph.target[out]
     joined = graph.target[into] * workers + worker[graph.source[into]]
     late = extremes(np.maximum, joined, graph.source[into], graph.source[out] * workers + worker[waiting], -1)
     given, later = inspection.origin[waiting[late > waiting]], inspection.origin[late[late > waiting]]
@@ -171,16 +167,16 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
 
 def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
     """Return the pairs of `reduce_conflicts` among the sums and gathers on hosts of their stage."""
-    buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
+    buckets, numbers = inspection.schedule.buckets, inspection.columns.bucket
     reduces = [_hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
     rows, hosts = (np.concatenate(column) for column in zip(*reduces, strict=True))
     order = np.argsort(rows)
-    rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
+    rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.shape.stages)
     # REDUCE_GRAD has no bucket column and sums the last bucket.
     bucket = np.where(numbers[rows] >= 0, numbers[rows], buckets - 1)
     numbers = stages * (buckets + 1) + bucket
     # A gather follows all buckets of its stage.
-    gathers = inspection.schedule.columns.kind[rows] == GatherParameters.kind
+    gathers = inspection.columns.kind[rows] == GatherParameters.kind
     return reduce_conflicts(rows, workers, np.where(gathers, stages * (buckets + 1) + buckets, numbers))
 
 

@@ -16,7 +16,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import EventGraph, event_graph, group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
-from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
+from recycle.ir.rules.rule import Defect, Inspection, and_more, extremes, firsts, rule
 from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
@@ -31,13 +31,13 @@ def order(inspection: Inspection) -> Iterator[Defect]:
     after its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
-    placed = ~inspection.rows_in(inspection.misplaced)[rows]
+    first = firsts(rows)[1]
     yield Defect(
         "it needs {other}, which comes later",
         "move {other.instruction} before it",
-        rows[placed],
-        others=needs[placed],
-        per=rows[placed],
+        rows[first],
+        others=needs[first],
+        where=~inspection.rows_in(inspection.misplaced)[rows[first]],
     )
 
 
@@ -112,7 +112,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
-    lowered_of = np.full(len(inspection.schedule.columns) + 1, -1, dtype=np.int64)
+    lowered_of = np.full(len(inspection.columns) + 1, -1, dtype=np.int64)
     lowered_of[inspection.origin] = np.arange(len(inspection.origin))
     conflicting = [int(lowered_of[row]) for pair in conflicting_reduces(inspection) for row in pair]
     explained |= np.isin(target, conflicting) & (source >= rows)
@@ -121,7 +121,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     out = np.flatnonzero((source >= rows) & (target < rows))
     out = out[is_kind(kind[target[out]], StageWide)]
     into = np.flatnonzero((target >= rows) & (source < rows))
-    workers = inspection.schedule.shape.worker_count
+    workers = inspection.shape.worker_count
     joined = target[into] * workers + worker[source[into]]
     first = extremes(np.minimum, source[out] * workers + worker[target[out]], target[out], joined, nodes)
     explained[into[source[into] >= first]] = True
@@ -233,11 +233,12 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     producer, send = producer[by_row], send[by_row]
+    _, first, count = firsts(c.worker[send])
     yield Defect(
-        "other work runs between it and its producer, {other}",
+        lambda entry: (
+            "other work runs between it and its producer, {other}" + and_more(count[entry], "sends of this worker")
+        ),
         "move the send directly after its producer",
-        inspection.origin[send],
-        others=inspection.origin[producer],
-        per=c.worker[send],
-        more="sends of this worker",
+        inspection.origin[send[first]],
+        others=inspection.origin[producer[first]],
     )

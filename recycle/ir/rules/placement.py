@@ -22,7 +22,8 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
-from recycle.ir.rules.rule import Defect, Inspection, Place, listed, rule
+from recycle.ir.operations import Operations
+from recycle.ir.rules.rule import Defect, Inspection, and_more, firsts, listed, rule
 
 
 @rule("no-host", "a stage without a live host")
@@ -31,16 +32,12 @@ def no_host(inspection: Inspection) -> Iterator[Defect]:
     parameters: no schedule can run it. Place it on another worker that can copy them, or restore a checkpoint."""
     stages = np.flatnonzero(~inspection.hosts.any(axis=0))
 
-    def why(place: Place) -> str:
-        dead = inspection.workers(np.flatnonzero(inspection.hosted[:, stages[place.index]]))
-        return f"its hosts {dead} have all failed" if dead else "the placement gives it to no worker"
+    def message(entry: int) -> str:
+        dead = inspection.workers(np.flatnonzero(inspection.hosted[:, stages[entry]]))
+        why = f"its hosts {dead} have all failed" if dead else "the placement gives it to no worker"
+        return f"stage {stages[entry]} has no live host: {why}"
 
-    yield Defect(
-        "stage {stage} has no live host: {why}",
-        "place it on a live worker, or restart from a checkpoint",
-        per=stages,
-        placeholders={"stage": stages, "why": why},
-    )
+    yield Defect(message, "place it on a live worker, or restart from a checkpoint", np.full(len(stages), -1))
 
 
 @rule("failed-worker", "work on, or a transfer with, a failed worker")
@@ -48,27 +45,25 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
     """A failed worker computes, sends and receives nothing. Move its micro-batches and their transfers to peers of
     its stage. Reported once per failed worker that has a program, and once per live worker and failed peer
     otherwise."""
-    shape, c = inspection.schedule.shape, inspection.schedule.columns
+    shape, c = inspection.shape, inspection.columns
     sizes = np.diff(c.offsets)
     busy = np.flatnonzero(inspection.dead & (sizes > 0))
-
     yield Defect(
-        "worker {worker} has failed, yet it has a program of {size} instruction(s)",
+        lambda entry: f"worker {{worker}} has failed, yet it has a program of {sizes[busy[entry]]} instruction(s)",
         "give its micro-batches to peers of its stage, or remove it from the failed workers",
         c.offsets[busy],
-        placeholders={"size": sizes[busy]},
     )
     silent = inspection.dead & (sizes == 0)
     rows = np.flatnonzero(is_kind(c.kind, Transfer))
     rows = rows[silent[c.peer[rows]] & ~inspection.dead[c.worker[rows]]]
-
+    pairs, first, count = firsts(c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows])
     yield Defect(
-        "worker {peer} has failed and takes no part in any transfer",
+        lambda entry: (
+            f"worker {shape.worker_at(pairs[entry] % shape.worker_count)} has failed and takes no part in any transfer"
+            + and_more(count[entry], "transfers with it")
+        ),
         "exchange the value with the peer that took over the micro-batch",
-        rows,
-        per=c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows],
-        more="transfers with it",
-        placeholders={"peer": lambda place: shape.worker_at(c.peer[rows[place.index]])},
+        rows[first],
     )
 
 
@@ -77,27 +72,23 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     """A worker can compute, reduce and step only the stages that the placement gives it. Work moves between workers
     of different pipelines that host the same stage, never along a pipeline. Reported once per worker and stage, at
     the first instruction."""
-    shape, ops = inspection.schedule.shape, inspection.operations
+    shape, ops = inspection.shape, inspection.operations
     at = np.flatnonzero(~is_kind(ops.kind, Transfer) & ops.valid)
-    at = at[~inspection.hosted[ops.worker[at], ops.stage[at]] & ~inspection.dead[ops.worker[at]]]
+    at = at[~inspection.hosted.ravel()[ops.host[at]] & ~inspection.dead[ops.worker[at]]]
     at = at[np.argsort(ops.row[at], kind="stable")]
-    workers, stages = ops.worker[at], ops.stage[at]
+    pairs, first, count = firsts(ops.host[at])
+    workers, stages = np.divmod(pairs, shape.stages)
 
-    def hosts(place: Place) -> str:
-        return inspection.workers(np.flatnonzero(inspection.hosts[:, stages[place.index]])) or "none is alive"
+    def message(entry: int) -> str:
+        hosted = listed(inspection.schedule.placement[workers[entry]]) or "none"
+        times = f", {count[entry]} times in all" if count[entry] > 1 else ""
+        return f"worker {{worker}} hosts stage {hosted}, not {stages[entry]}{times}"
 
-    yield Defect(
-        "worker {worker} hosts stage {hosted}, not {stage}{times}",
-        "move it to a host of stage {stage} ({hosts}), or change the placement",
-        ops.row[at],
-        per=workers * shape.stages + stages,
-        placeholders={
-            "hosted": lambda place: listed(inspection.schedule.placement[workers[place.index]]) or "none",
-            "stage": stages,
-            "times": lambda place: f", {place.count} times in all" if place.count > 1 else "",
-            "hosts": hosts,
-        },
-    )
+    def hint(entry: int) -> str:
+        hosts = inspection.workers(np.flatnonzero(inspection.hosts[:, stages[entry]])) or "none is alive"
+        return f"move it to a host of stage {stages[entry]} ({hosts}), or change the placement"
+
+    yield Defect(message, hint, ops.row[at[first]])
 
 
 _LESS_MEMORY = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
@@ -110,21 +101,18 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     finding names the instruction that reaches the peak, and its start. Incomplete schedules are not checked."""
     if inspection.limits is None or not inspection.complete.all():
         return
-    shape = inspection.schedule.shape
+    shape = inspection.shape
     peaks, rows = map(np.array, held_activations(inspection.schedule, inspection.profile, in_bytes=False))
     limits = np.tile(np.array(inspection.limits, dtype=float), shape.pipelines)
     over = (rows >= 0) & (peaks > limits + TOLERANCE) & ~inspection.dead
     yield Defect(
-        "worker {worker} holds {peak:g} activations here{time}, the limit of rank {rank} is {limit:g}",
+        lambda entry: (
+            f"worker {{worker}} holds {peaks[entry]:g} activations here{inspection.time_of(rows[entry])}, the limit of"
+            f" rank {entry % shape.ranks} is {limits[entry]:g}"
+        ),
         _LESS_MEMORY,
         rows,
         where=over,
-        placeholders={
-            "peak": peaks,
-            "time": lambda place: inspection.time_of(rows[place.index]),
-            "rank": np.arange(len(rows)) % shape.ranks,
-            "limit": limits,
-        },
     )
 
 
@@ -141,24 +129,19 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     over = ~inspection.dead & (static + peaks > limit * (1 + TOLERANCE))
     by_stages = (static > limit) | (rows < 0)
     yield Defect(
-        f"its stages alone need {{static:.6g}} bytes, the limit is {limit:.6g}",
+        lambda entry: f"its stages alone need {static[entry]:.6g} bytes, the limit is {limit:.6g}",
         "place fewer stages on it, split the model further, or raise the limit",
         worker=np.arange(len(rows)),
         where=over & by_stages,
-        placeholders={"static": static},
     )
     yield Defect(
-        "worker {worker} holds {held:.6g} bytes here{time} ({static:.6g} static, {peak:.6g} of activations), the limit"
-        f" is {limit:.6g}",
+        lambda entry: (
+            f"worker {{worker}} holds {static[entry] + peaks[entry]:.6g} bytes here{inspection.time_of(rows[entry])}"
+            f" ({static[entry]:.6g} static, {peaks[entry]:.6g} of activations), the limit is {limit:.6g}"
+        ),
         _LESS_MEMORY,
         rows,
         where=over & ~by_stages,
-        placeholders={
-            "held": static + peaks,
-            "time": lambda place: inspection.time_of(rows[place.index]),
-            "static": static,
-            "peak": peaks,
-        },
     )
 
 
@@ -168,41 +151,43 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
     that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
     R."""
-    ops, shape = inspection.operations, inspection.schedule.shape
-    at = _hosted(inspection, RedundantForward)
-    if not len(at):
-        return
-    key, rows, stages = _worker_and_cell(inspection), ops.row[at], ops.stage[at]
-    backward = ops.select(Backward, BackwardInput)
+    ops, shape = inspection.operations, inspection.shape
+    at, key = _hosted(inspection, RedundantForward), ops.worker_cell
+    rows, stages, backward = ops.row[at], ops.stage[at], ops.select(Backward, BackwardInput)
     backward_of = find(key[backward], key[at] - shape.global_micro_batches)
-    shown_live = np.append(ops.row[backward], len(inspection.schedule.columns))[backward_of]
+    shown_live = np.append(ops.row[backward], len(inspection.columns))[backward_of]
     not_local = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
     first, repeated, doubled, apart, late = _first_case(
         stages == 0,
         occurrences(key[at]) > 0,
-        _runs_forward(inspection, key, at),
+        _runs_forward(ops, at),
         np.isin(rows, not_local),
         shown_live < rows,
     )
     remove = "stage 0 has no stage before it, whose worker would hold its copy"
-    placeholders = {"stage": stages, "before": stages - 1}
     yield Defect(remove, "remove it", rows, where=first)
     yield Defect("the same redundant forward occurs earlier", "remove one of the two", rows, where=repeated)
-    itself = "this worker runs the forward of stage {stage} itself"
-    yield Defect(itself, "remove the redundant one", rows, where=doubled, placeholders=placeholders)
     yield Defect(
-        "the output of stage {before} is computed on another worker, and is never sent for a redundant forward",
-        "move it to the worker that runs stage {before} of this micro-batch",
+        lambda entry: f"this worker runs the forward of stage {stages[entry]} itself",
+        "remove the redundant one",
         rows,
-        where=apart,
-        placeholders=placeholders,
+        where=doubled,
     )
     yield Defect(
-        "{shown} comes before it, and shows that the worker of stage {stage} is alive",
+        lambda entry: (
+            f"the output of stage {stages[entry] - 1} is computed on another worker, and is never sent for a redundant"
+            " forward"
+        ),
+        lambda entry: f"move it to the worker that runs stage {stages[entry] - 1} of this micro-batch",
+        rows,
+        where=apart,
+    )
+    yield Defect(
+        lambda entry: f"{{other}} comes before it, and shows that the worker of stage {stages[entry]} is alive",
         "move it before that backward, or remove it",
         rows,
+        others=shown_live,
         where=late,
-        placeholders=placeholders | {"shown": lambda place: inspection.at(shown_live[place.index])},
     )
 
 
@@ -211,15 +196,10 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
     runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
     a difference must be known when the iteration is committed."""
-    ops, stages = inspection.operations, inspection.schedule.shape.stages
-    at = _hosted(inspection, Replay)
-    if not len(at):
-        return
-    key, rows = _worker_and_cell(inspection), ops.row[at]
-    reduces = ops.select(ReduceGradients)
-    host = ops.worker * stages + ops.stage
-    reduce = np.append(ops.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
-    own, repeated, late = _first_case(_runs_forward(inspection, key, at), occurrences(key[at]) > 0, reduce < rows)
+    ops, at = inspection.operations, _hosted(inspection, Replay)
+    rows, reduces = ops.row[at], ops.select(ReduceGradients)
+    reduce = np.append(ops.row[reduces], len(inspection.columns))[find(ops.host[reduces], ops.host[at])]
+    own, repeated, late = _first_case(_runs_forward(ops, at), occurrences(ops.worker_cell[at]) > 0, reduce < rows)
     move = "move the replay to another host of the stage"
     yield Defect("this worker runs the forward itself", move, rows, where=own)
     yield Defect("the same replay occurs earlier", "remove one of the two", rows, where=repeated)
@@ -238,7 +218,7 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
     worker sends no such value. Remove the instruction, or move it to the worker that sends the value."""
     rows = inspection.graph.missing.with_reason(Why.NO_PREDECESSOR).row
     rows = inspection.origin[rows[is_kind(inspection.lowered.columns.kind[rows], WaitSend)]]
-    c = inspection.schedule.columns
+    c = inspection.columns
     rows = rows[inspection.hosted[c.worker[rows], c.stage[rows]]]
     hint = "remove it, or move it to the worker that sends the value"
     yield Defect("worker {worker} sends no such value", hint, rows)
@@ -248,12 +228,9 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
 def offload(inspection: Inspection) -> Iterator[Defect]:
     """OFFLOAD copies the activation of a forward of its own worker to the host, and frees it. RELOAD copies it back,
     before the backward. Either needs the other, on the same worker, and occurs once per stage and micro-batch."""
-    ops, key = inspection.operations, _worker_and_cell(inspection)
-    at = _hosted(inspection, Offload, Reload)
-    pair = 2 * key[at] + (ops.kind[at] == Offload.kind)
-    away, repeated, alone = _first_case(
-        ~_runs_forward(inspection, key, at), occurrences(pair) > 0, find(pair, pair ^ 1) < 0
-    )
+    ops, at = inspection.operations, _hosted(inspection, Offload, Reload)
+    pair = 2 * ops.worker_cell[at] + (ops.kind[at] == Offload.kind)
+    away, repeated, alone = _first_case(~_runs_forward(ops, at), occurrences(pair) > 0, find(pair, pair ^ 1) < 0)
     move = "move it to the worker that runs the forward of this stage and micro-batch"
     yield Defect("the forward does not run on this worker", move, ops.row[at], where=away)
     yield Defect("the same copy occurs earlier", "remove one of the two", ops.row[at], where=repeated)
@@ -262,17 +239,12 @@ def offload(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _hosted(inspection: Inspection, *classes: type[Instruction]) -> Rows:
-    ops = inspection.operations
-    at = ops.select(*classes)
-    return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
+    at = inspection.operations.select(*classes)
+    return at[inspection.hosted.ravel()[inspection.operations.host[at]]]
 
 
-def _worker_and_cell(inspection: Inspection) -> Rows:
-    return inspection.operations.worker * inspection.cells + inspection.cell
-
-
-def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return find(key[inspection.operations.select(Forward)], key[at]) >= 0
+def _runs_forward(ops: Operations, at: Rows) -> Flags:
+    return find(ops.worker_cell[ops.select(Forward)], ops.worker_cell[at]) >= 0
 
 
 def _first_case(*cases: Flags) -> list[Flags]:

@@ -7,15 +7,14 @@ group, limit and sort them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
+from recycle.ir.columns import Columns, Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.dependencies import Dependencies, Unmet, Why, find
 from recycle.ir.event_graph import EventGraph
 from recycle.ir.instruction import (
@@ -30,7 +29,7 @@ from recycle.ir.operations import Operations, counts_of, is_whole, operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
 from recycle.job.profile import Profile
-from recycle.job.shape import MicroBatch
+from recycle.job.shape import MicroBatch, Shape
 
 Severity = Literal["error", "warning"]
 SHOWN = 6
@@ -73,16 +72,8 @@ class Finding:
     others: tuple[ProgramPosition, ...] = ()
 
 
-@dataclass(frozen=True)
-class Place:
-    """One entry of a `Defect`: index, conflicting instructions, and number of entries merged (see `Defect.per`)."""
-
-    index: int
-    others: tuple[ProgramPosition, ...]
-    count: int
-
-
-Placeholders = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
+Text = str | Callable[[int], str]
+"""A format with the names `worker` and `other` (the first conflicting instruction), or a function entry -> format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,37 +81,26 @@ class Defect:
     """One way in which a schedule breaks a rule, as columns with an entry per occurrence.
 
     Attributes:
-        message, hint: formats of the finding's texts, with the names `worker`, `other` (the first conflicting
-            instruction) and the names of `placeholders`.
+        message, hint: the finding's texts.
         row: given row of each entry; None or -1 for entries about a worker or the whole schedule.
         worker: index of the worker, for entries without a row.
         others: conflicting row of each entry, or several in a second dimension; -1 for none.
         where: entries that count; None for all.
-        per: entries with the same number are reported once, at the first entry.
-        more: noun for the other entries in the message: `(and 3 more ...)`; empty to omit them.
-        placeholders: name -> value for each entry.
     """
 
-    message: str
-    hint: str
+    message: Text
+    hint: Text
     row: int | Rows | None = None
     worker: Rows | None = None
     others: Rows | None = None
     where: Flags | None = None
-    per: Rows | Ints | None = None
-    more: str = ""
-    placeholders: Placeholders = field(default_factory=dict)
 
-    def reported(self) -> tuple[Rows, Rows]:
-        """Return (entry, number of entries that it represents) of each finding."""
-        columns = (column for column in (self.row, self.worker, self.per) if column is not None)
-        entries = np.arange(next(map(np.size, columns), 1))
-        if self.where is not None:
-            entries = entries[self.where]
-        if self.per is None:
-            return entries, np.ones_like(entries)
-        _, places, counts = firsts(self.per[entries])
-        return entries[places], counts
+    @property
+    def entries(self) -> Rows:
+        """Indices of the entries that count."""
+        column = self.row if self.worker is None else self.worker
+        entries = np.arange(1 if column is None else np.size(column))
+        return entries if self.where is None else entries[self.where]
 
 
 @dataclass(frozen=True)
@@ -139,35 +119,26 @@ class Rule:
         listed: list[Finding] = []
         omitted = 0
         for defect in self.find(inspection):
-            entries, counts = defect.reported()
-            room = MOST_DESCRIBED - len(listed)
+            entries, room = defect.entries, MOST_DESCRIBED - len(listed)
             omitted += max(0, len(entries) - room)
-            for entry, count in zip(entries[:room].tolist(), counts[:room].tolist(), strict=True):
-                listed.append(self._finding(inspection, defect, entry, count))
+            listed += [self._finding(inspection, defect, entry) for entry in entries[:room].tolist()]
         return listed, omitted
 
-    def _finding(self, inspection: Inspection, defect: Defect, entry: int, count: int) -> Finding:
+    def _finding(self, inspection: Inspection, defect: Defect, entry: int) -> Finding:
         row = -1 if defect.row is None else int(np.atleast_1d(defect.row)[entry])
-        others = [] if defect.others is None else np.atleast_1d(defect.others[entry]).tolist()
-        place = Place(entry, tuple(inspection.at(other) for other in others if other >= 0), count)
+        rows = [] if defect.others is None else np.atleast_1d(defect.others[entry]).tolist()
+        others = tuple(inspection.at(other) for other in rows if other >= 0)
         worker = position = instruction = None
         if row >= 0:
-            instruction_position = inspection.at(row)
-            worker, position, instruction = (
-                instruction_position.worker,
-                instruction_position.position,
-                instruction_position.instruction,
-            )
+            at = inspection.at(row)
+            worker, position, instruction = at.worker, at.position, at.instruction
         elif defect.worker is not None:
-            worker = str(inspection.schedule.shape.worker_at(defect.worker[entry]))
-        values: dict[str, object] = {"worker": worker, "other": next(iter(place.others), None)}
-        values |= {
-            name: value(place) if callable(value) else value[entry] for name, value in defect.placeholders.items()
-        }
-        message, hint = (text.format(**values) for text in (defect.message, defect.hint))
-        if defect.more and count > 1:
-            message += f" (and {count - 1} more {defect.more})"
-        return Finding(self.code, self.severity, worker, position, instruction, message, hint, place.others)
+            worker = str(inspection.shape.worker_at(defect.worker[entry]))
+        message, hint = (
+            (text(entry) if callable(text) else text).format(worker=worker, other=next(iter(others), None))
+            for text in (defect.message, defect.hint)
+        )
+        return Finding(self.code, self.severity, worker, position, instruction, message, hint, others)
 
 
 def rule(
@@ -198,6 +169,15 @@ class Inspection:
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
+    def shape(self) -> Shape:
+        return self.schedule.shape
+
+    @property
+    def columns(self) -> Columns:
+        """The given rows."""
+        return self.schedule.columns
+
+    @property
     def lowered(self) -> Schedule:
         return self.events.schedule
 
@@ -218,29 +198,27 @@ class Inspection:
 
     @cached_property
     def has_transfers(self) -> bool:
-        return bool(is_kind(self.schedule.columns.kind, Transfer).any())
+        return bool(is_kind(self.columns.kind, Transfer).any())
 
     @cached_property
     def has_optimizer(self) -> bool:
         if self.schedule.forward_only:
             return False
-        return bool(is_kind(self.schedule.columns.kind, implied_kinds()).any())
+        return bool(is_kind(self.columns.kind, implied_kinds()).any())
 
     @cached_property
     def dead(self) -> Flags:
         """Worker index -> failed."""
-        shape = self.schedule.shape
-        dead = np.zeros(shape.worker_count, dtype=np.bool_)
-        dead[[shape.worker_index(worker) for worker in self.schedule.failed]] = True
+        dead = np.zeros(self.shape.worker_count, dtype=np.bool_)
+        dead[[self.shape.worker_index(worker) for worker in self.schedule.failed]] = True
         return dead
 
     @cached_property
     def hosted(self) -> Flags:
         """(worker index, stage) -> whether the placement assigns the stage."""
-        shape = self.schedule.shape
-        hosted = np.zeros((shape.worker_count, shape.stages), dtype=np.bool_)
+        hosted = np.zeros((self.shape.worker_count, self.shape.stages), dtype=np.bool_)
         for w, stages in enumerate(self.schedule.placement):
-            hosted[w, [s for s in stages if 0 <= s < shape.stages]] = True
+            hosted[w, [s for s in stages if 0 <= s < self.shape.stages]] = True
         return hosted
 
     @cached_property
@@ -253,25 +231,25 @@ class Inspection:
         """Valid operations that a micro-batch requires."""
         return self.operations.select(*kinds_where(lambda row: row.required))
 
-    @cached_property
+    @property
     def cell(self) -> Rows:
         """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
-        return self.operations.stage * self.schedule.shape.global_micro_batches + self.operations.micro_batch
+        return self.operations.cell
 
-    @cached_property
+    @property
     def cells(self) -> int:
         """Number of (stage, micro-batch) cells."""
-        return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
+        return self.operations.cells
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
         """Number of F, B, I and W in each cell; a full set of parts counts as one W."""
-        return counts_of(self.operations, self.schedule.shape, self.parts[0])
+        return counts_of(self.operations, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:
         """(fewest, most) parts of W over the buckets, per cell."""
-        return parts_of_weight(self.operations, self.schedule.shape, self.schedule.buckets)
+        return parts_of_weight(self.operations, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
@@ -284,9 +262,8 @@ class Inspection:
     def misplaced(self) -> Flags:
         """Cells with work on a worker that is dead or does not host the stage."""
         ops, at = self.operations, self.computes
-        wrong = ~self.hosts[ops.worker[at], ops.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
-        misplaced[self.cell[at[wrong]]] = True
+        misplaced[self.cell[at[~self.hosts.ravel()[ops.host[at]]]]] = True
         return misplaced
 
     @cached_property
@@ -305,29 +282,29 @@ class Inspection:
 
     def rows_in(self, cells: Flags) -> Flags:
         """Return the given rows that compute one of these cells."""
-        rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        rows = np.zeros(len(self.columns), dtype=np.bool_)
         rows[self.operations.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
     @cached_property
     def stray_updates(self) -> Flags:
         """The given reduces and steps that are duplicates or on a worker that does not host the stage."""
-        ops, stages = self.operations, self.schedule.shape.stages
+        ops = self.operations
         at = ops.select(StageWide)
-        keys = (ops.kind[at].astype(np.int64) * len(self.dead) + ops.worker[at]) * stages + ops.stage[at]
+        keys = ops.kind[at] * np.int64(self.hosts.size) + ops.host[at]
         keys = keys * (self.schedule.buckets + 1) + ops.bucket[at]
-        stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        stray = np.zeros(len(self.columns), dtype=np.bool_)
         stray[ops.row[at[repeats(keys)[0]]]] = True
-        stray[ops.row[at[~self.hosts[ops.worker[at], ops.stage[at]]]]] = True
+        stray[ops.row[at[~self.hosts.ravel()[ops.host[at]]]]] = True
         return stray
 
     def cells_of(self, unmet: Unmet) -> Rows:
         """Return the cells of unmet needs."""
-        return unmet.stage * self.schedule.shape.global_micro_batches + unmet.micro_batch
+        return unmet.stage * self.shape.global_micro_batches + unmet.micro_batch
 
     def micro_batch(self, number: int) -> MicroBatch:
         """Return the micro-batch with this global id."""
-        return MicroBatch(*divmod(int(number), self.schedule.shape.micro_batches))
+        return MicroBatch(*divmod(int(number), self.shape.micro_batches))
 
     def micro_batches(self, numbers: Rows) -> str:
         """Format the micro-batches with these global ids, as `listed`."""
@@ -335,7 +312,7 @@ class Inspection:
 
     @cached_property
     def _starts(self) -> Floats:
-        start = np.zeros(len(self.schedule.columns) + 1)  # the last entry absorbs added rows
+        start = np.zeros(len(self.columns) + 1)  # the last entry absorbs added rows
         start[self.origin] = timeline_of(self.lowered, self.profile).start
         return start
 
@@ -354,14 +331,19 @@ class Inspection:
 
     def workers(self, indices: Rows) -> str:
         """Format workers by index, as `listed`."""
-        return listed([self.schedule.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
+        return listed([self.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
 
 
-def listed(names: Sequence[object], count: int | None = None) -> str:
+def listed(names: Sequence[object] | Rows, count: int | None = None) -> str:
     """Format `a, b, c and 4 more`; `count` is the total if `names` is only the beginning."""
     count = len(names) if count is None else count
     omitted = f" and {count - SHOWN} more" if count > SHOWN else ""
     return ", ".join(map(str, names[:SHOWN])) + omitted
+
+
+def and_more(count: int, noun: str) -> str:
+    """Format ` (and 3 more ...)` for the other entries of a finding that represents `count`."""
+    return f" (and {count - 1} more {noun})" if count > 1 else ""
 
 
 def repeats(keys: Rows) -> tuple[Rows, Rows]:
@@ -374,6 +356,11 @@ def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
     """Return (key, index of the first entry, number of entries) of each distinct key, ascending."""
     key, place, entries = np.unique(keys, return_index=True, return_counts=True)
     return key.astype(np.int64), place, entries
+
+
+def grouped(values: Rows, keys: Rows) -> list[Rows]:
+    """Return the values with each key, given sorted keys."""
+    return np.split(values, np.flatnonzero(np.diff(keys)) + 1) if len(keys) else []
 
 
 def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: int) -> Rows:

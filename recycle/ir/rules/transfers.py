@@ -24,8 +24,8 @@ from recycle.ir.instruction import (
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import MOST_KINDS, Origin, makers_of
-from recycle.ir.rules.rule import Defect, Inspection, Placeholders, Rule, Severity, firsts, repeats, rule
+from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind, makers_of
+from recycle.ir.rules.rule import Defect, Inspection, Rule, Severity, firsts, repeats, rule
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:
@@ -91,20 +91,22 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
     pair of workers, at the first RECV that gets another value."""
     if not inspection.has_transfers:
         return
-    c, workers = inspection.schedule.columns, inspection.schedule.shape.worker_count
+    c, workers = inspection.columns, inspection.shape.worker_count
     sends, given = inspection.graph.sends, inspection.origin
     receive = np.flatnonzero(sends >= 0)
     receive, send = given[receive], given[sends[receive]]
     lane = c.peer[receive].astype(np.int64) * workers + c.worker[receive]
     by_receive, by_send = np.lexsort((receive, lane)), np.lexsort((send, lane))
     differ = np.flatnonzero(send[by_receive] != send[by_send])
+    _, first, count = firsts(lane[by_receive][differ])
     yield Defect(
-        "what arrives here is {other}, matched by order ({count} receives of this pair of workers get another value)",
+        lambda entry: (
+            f"what arrives here is {{other}}, matched by order ({count[entry]} receives of this pair of workers get"
+            " another value)"
+        ),
         "receive in the order in which the peer sends",
-        receive[by_receive[differ]],
-        others=send[by_send[differ]],
-        per=lane[by_receive][differ],
-        placeholders={"count": lambda place: place.count},
+        receive[by_receive[differ[first]]],
+        others=send[by_send[differ[first]]],
     )
 
 
@@ -128,13 +130,13 @@ class _TransferExamination:
     """
 
     def __init__(self, inspection: Inspection) -> None:
-        self.inspection, self.shape = inspection, inspection.schedule.shape
-        self.columns = inspection.schedule.columns
+        self.inspection, self.shape = inspection, inspection.shape
+        self.columns = inspection.columns
         self.defects: dict[str, list[Defect]] = {}
         self._table = len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches
         if inspection.has_transfers:
             ops = inspection.operations
-            rows = [np.append(ops.row, -1)[ops.first(self.shape, ops.select(*makers_of(v)))] for v in CARRIERS]
+            rows = [np.append(ops.row, -1)[ops.first(ops.select(*makers_of(v)))] for v in CARRIERS]
             # Row that produces each value and row that needs it: the first of several, -1 for none. Values count as
             # reported if a defect of the value, its producer or its user is reported.
             self._maker, self._user = self._by_value(rows, -1)
@@ -185,8 +187,8 @@ class _TransferExamination:
         loose = rows[~received[rows]]
         is_send = is_kind(c.kind[loose], Send)
         self._mismatched(loose[is_send], loose[~is_send])
-        self._lacking("unreceived", "receives", loose[is_send])
-        self._lacking("unsent", "sends", loose[~is_send])
+        self._lacking(loose[is_send], True)
+        self._lacking(loose[~is_send], False)
         self._untransferred()
         self._unused(np.sort(receives))
 
@@ -230,28 +232,36 @@ class _TransferExamination:
         is_run: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
         return is_run
 
-    def _lacking(self, code: str, verb: str, rows: Rows) -> None:
+    def _lacking(self, rows: Rows, is_send: bool) -> None:
         rows = rows[self._fresh(self.values(rows))]
-        values, is_unreceived = self.values(rows), code == "unreceived"
+        values = self.values(rows)
         kind, stage, micro_batch = self._read(values)
-        peers, others = self.columns.peer[rows], (self._user if is_unreceived else self._maker)[values]
-        for value, ends in CARRIERS.items():
-            end = ends[is_unreceived]
-            other_stage = stage - end.row.needs[0].offset
-            exists = (other_stage >= 0) & (other_stage < self.shape.stages)
-            where = "before its consumer" if is_unreceived else "after its producer"
-            add = f"add {{stage}}{end.token}{{micro_batch}}@{{worker}} to worker {{peer}} {where}"
-            needs, this = ("needs", "send") if is_unreceived else ("computes", "receive")
-            placeholders: Placeholders = {
-                "peer": lambda place: self.shape.worker_at(peers[place.index]),
-                "stage": other_stage,
-                "micro_batch": lambda place: self.inspection.micro_batch(micro_batch[place.index]),
-            }
-            message = f"worker {{peer}} never {verb} this value"
-            for hint, is_so in ((add, exists), (f"no stage {needs} this value: remove the {this}", ~exists)):
-                where_so = (kind == value) & is_so
-                defect = Defect(message, hint, rows, others=others, where=where_so, placeholders=placeholders)
-                self._report(code, defect)
+        peers = [self.shape.worker_at(peer) for peer in self.columns.peer[rows].tolist()]
+        if is_send:
+            code, verb, where, no_use = (
+                "unreceived",
+                "receives",
+                "before its consumer",
+                "needs this value: remove the send",
+            )
+        else:
+            code, verb, where, no_use = (
+                "unsent",
+                "sends",
+                "after its producer",
+                "computes this value: remove the receive",
+            )
+
+        def hint(entry: int) -> str:
+            end = CARRIERS[ValueKind(kind[entry])][is_send]
+            other_stage = stage[entry] - end.row.needs[0].offset
+            if not 0 <= other_stage < self.shape.stages:
+                return f"no stage {no_use}"
+            micro_batch_text = self.inspection.micro_batch(micro_batch[entry])
+            return f"add {other_stage}{end.token}{micro_batch_text}@{{worker}} to worker {peers[entry]} {where}"
+
+        message = lambda entry: f"worker {peers[entry]} never {verb} this value"  # noqa: E731
+        self._report(code, Defect(message, hint, rows, others=(self._user if is_send else self._maker)[values]))
 
     def _mismatched(self, sends: Rows, receives: Rows) -> None:
         c = self.columns
@@ -270,21 +280,25 @@ class _TransferExamination:
         rows, others = np.where(blamed, receives, sends), np.where(blamed, sends, receives)
         moved = np.where(user >= 0, c.worker[user], c.worker[receives])
         named = np.where(blamed, c.worker[sends], c.worker[receives])
-        right = np.where(is_needed, named, moved)
-        placeholders = {"right": lambda place: self.shape.worker_at(right[place.index])}
+
+        def hint(entry: int) -> str:
+            if is_needed[entry]:
+                return f"name worker {self.shape.worker_at(named[entry])} in it"
+            return f"move it to worker {self.shape.worker_at(moved[entry])}"
+
         message = "the other end is {other}, and the two do not match"
-        for where, hint in ((is_needed, "name worker {right} in it"), (~is_needed, "move it to worker {right}")):
-            self._report(
-                "wrong-peer", Defect(message, hint, rows, others=others, where=where, placeholders=placeholders)
-            )
+        self._report("wrong-peer", Defect(message, hint, rows, others=others))
 
     def _untransferred(self) -> None:
         rows, values = self._given(self.inspection.graph.missing.with_reason(Why.NOT_RECEIVED))
         kind, _, _ = self._read(values)
+
+        def hint(entry: int) -> str:
+            send, receive = CARRIERS[ValueKind(kind[entry])]
+            return f"add a {send.token} there and a {receive.token} here"
+
         message = "it needs the result of {other}, but no transfer brings it here"
-        for value, (send, receive) in CARRIERS.items():
-            hint = f"add a {send.token} there and a {receive.token} here"
-            self._report("no-transfer", Defect(message, hint, rows, others=self._maker[values], where=kind == value))
+        self._report("no-transfer", Defect(message, hint, rows, others=self._maker[values]))
 
     def _unused(self, rows: Rows) -> None:
         ops, workers = self.inspection.operations, self.shape.worker_count
