@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,8 +90,42 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
         offsets, sources: CSR of predecessors.
         seconds, release: duration and earliest allowed start of each node.
     """
+    graph = ranked(order, offsets, sources)
+    return graph.by_node(*earliest_ranked(graph, seconds[order], release[order]), release)
+
+
+class Ranked(NamedTuple):
+    """A graph with nodes numbered by their place in a topological order.
+
+    `order` and `place` convert between places and nodes; `offsets`, `sources` are CSR of predecessors, by place, int32.
+    """
+
+    order: Rows
+    place: Rows
+    offsets: npt.NDArray[np.int32]
+    sources: npt.NDArray[np.int32]
+
+    def by_node(self, start: Floats, last: Rows, release: Floats) -> tuple[Floats, Rows]:
+        """Convert the result of `earliest_ranked` to node numbers. Nodes without a place start at their release."""
+        starts, lasts = release.copy(), np.full(len(release), -1, dtype=np.int64)
+        starts[self.order], lasts[self.order] = start, np.where(last >= 0, self.order[last], -1)
+        return starts, lasts
+
+
+def ranked(order: Rows, offsets: Rows, sources: Rows) -> Ranked:
+    """Renumber a graph by `order`. The arguments are as in `earliest`."""
+    place = np.empty(len(offsets) - 1, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    count = np.diff(offsets)[order]
+    begin = np.concatenate([[0], np.cumsum(count)])
+    edges = np.arange(begin[-1]) + np.repeat(offsets[order] - begin[:-1], count)
+    return Ranked(order, place, begin.astype(np.int32), place[sources[edges]].astype(np.int32))
+
+
+def earliest_ranked(graph: Ranked, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
+    """Compute `earliest` with all arrays indexed by place."""
     start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
-    *_, start, last = run(_earliest, len(order), order, offsets, sources, seconds, start, last)
+    *_, start, last = run(_earliest_ranked, len(release), graph.offsets, graph.sources, seconds, start, last)
     return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
 
 
@@ -114,21 +148,21 @@ def _topological_order(offsets: Any, targets: Any, waiting: Any, order: Any) -> 
     return done
 
 
-def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, last: Any) -> None:
-    for node in order:
-        begin = start[node]
-        for edge in range(offsets[node], offsets[node + 1]):
+def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last: Any) -> None:
+    for place in range(len(start)):
+        begin = start[place]
+        for edge in range(offsets[place], offsets[place + 1]):
             source = sources[edge]
             ready = start[source] + seconds[source]
             if ready > begin:
                 begin = ready
-                last[node] = source
-        start[node] = begin
+                last[place] = source
+        start[place] = begin
 
 
 def load_compiled() -> None:
     """Load the compiled loops, before a caller times hundreds of small graphs."""
-    load(_topological_order, _earliest, _place)
+    load(_topological_order, _earliest_ranked, _place)
 
 
 def compile_all() -> None:
@@ -139,6 +173,97 @@ def compile_all() -> None:
     offsets, sources = group_edges(source, target, 2)
     run(_place, 1, source, target, offsets[:-1].copy(), np.empty(1, dtype=np.int64))
     earliest(order, offsets, sources, seconds, seconds)
+
+
+class Repeats(NamedTuple):
+    """Edges from one iteration into the next, and the chains of workers and lanes.
+
+    Attributes:
+        source, target: the edges, sorted by target.
+        targets, first: each target once, and the index of its first edge.
+        chains: (chain, node) of workers and lanes, sorted by chain, then order.
+    """
+
+    source: Rows
+    target: Rows
+    targets: Rows
+    first: Rows
+    chains: Sequence[tuple[Rows, Rows]]
+
+
+def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[Rows, Rows]]) -> Repeats:
+    """Collect the carried dependencies and an edge from the last to the first node of each chain."""
+    firsts, lasts = zip(*(chain_ends(chain) for chain in chains), strict=True)
+    source = np.concatenate([carried_source, *lasts])
+    target = np.concatenate([carried_target, *firsts])
+    by_target = np.argsort(target, kind="stable")
+    target = target[by_target]
+    first = np.flatnonzero(np.diff(target, prepend=-1))
+    return Repeats(source[by_target], target, target[first], first, chains)
+
+
+def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, last: Rows) -> float:
+    """Compute the largest cycle mean of the repeated schedule, in seconds.
+
+    Starting from the load of the busiest worker or lane, iterations are released one period apart. If the releases
+    settle, the bound is the period. Otherwise the critical path to a growing release runs around a longer cycle, whose
+    mean is the next bound. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
+    """
+    released = np.zeros(len(seconds))
+    tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
+    if not tolerance:
+        return 0.0
+    best = _busiest(edges, seconds)
+    history: list[tuple[Rows, Rows]] = []
+    while True:
+        ready = start[edges.source] + seconds[edges.source] - best
+        following = np.maximum.reduceat(ready, edges.first) if len(ready) else ready
+        moved = following > released[edges.targets] + tolerance
+        if not moved.any():
+            return best
+        latest = np.zeros(len(seconds))
+        latest[edges.targets[moved]] = following[moved]
+        decides = np.full(len(seconds), -1, dtype=np.int64)
+        chosen = np.flatnonzero((latest[edges.target] > 0) & (ready >= latest[edges.target]))
+        decides[edges.target[chosen]] = edges.source[chosen]
+        released[edges.targets[moved]] = following[moved]
+        history.append((last, decides))
+        longer = _cycle_mean(history, seconds, int(latest.argmax()))
+        if longer > best:
+            best = longer
+            history.clear()
+            released = np.zeros(len(seconds))
+        start, last = earliest_ranked(graph, seconds, released)
+
+
+def _busiest(edges: Repeats, seconds: Floats) -> float:
+    longest = 0.0
+    for chain, nodes in edges.chains:
+        if len(nodes):
+            taken = seconds[nodes]
+            bounds = np.flatnonzero(np.diff(chain, prepend=-1, append=-1))
+            most = int(np.add.reduceat(taken, bounds[:-1]).argmax())
+            longest = max(longest, math.fsum(taken[bounds[most] : bounds[most + 1]].tolist()))
+    return longest
+
+
+def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
+    seen: dict[int, tuple[int, int]] = {}
+    path: list[int] = []
+    for iteration in range(len(history) - 1, -1, -1):
+        last, decides = history[iteration]
+        if node in seen:
+            later, begin = seen[node]
+            return math.fsum(seconds[path[begin:]].tolist()) / (later - iteration)
+        seen[node] = iteration, len(path)
+        node, previous = decides.item(node), last.item  # quicker than an index
+        if node < 0:
+            return 0.0
+        while node >= 0:
+            path.append(node)
+            node = previous(node)
+        node = path[-1]
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -170,89 +295,19 @@ class EventGraph:
         return self.sources, np.repeat(np.arange(self.dependencies.nodes), np.diff(self.offsets))
 
     @cached_property
-    def chains(self) -> list[tuple[Rows, Rows]]:
-        """(chain, row) of workers and lanes, sorted by chain, then order."""
-        columns = self.schedule.columns
-        return [compute_chains(columns), lane_chains(columns), *([] if self.shared is None else [self.shared])]
+    def ranked(self) -> Ranked:
+        """The graph indexed by place in `order`. Requires an acyclic graph."""
+        return ranked(self.order, self.offsets, self.sources)
 
     @cached_property
-    def repeats(self) -> tuple[Rows, Rows]:
-        """(source, target) of the edges into the next iteration, sorted by target.
-
-        These are the carried dependencies, and an edge from the last to the first row of each chain.
-        """
-        firsts, lasts = zip(*map(chain_ends, self.chains), strict=True)
-        source = np.concatenate([self.dependencies.carried_source, *lasts])
-        target = np.concatenate([self.dependencies.carried_target, *firsts])
-        by_target = np.argsort(target, kind="stable")
-        return source[by_target], target[by_target]
-
-
-def period_of(graph: EventGraph, seconds: Floats, start: Floats, last: Rows) -> float:
-    """Compute the largest cycle mean of the repeated schedule, in seconds.
-
-    Starting from the load of the busiest worker or lane, iterations are released one period apart. If the releases
-    settle, the bound is the period. Otherwise the critical path to a growing release runs around a longer cycle, whose
-    mean is the next bound. `start` and `last` are the result of `earliest` for one iteration from idle.
-    """
-    released = np.zeros(len(seconds))
-    tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
-    if not tolerance:
-        return 0.0
-    best = _busiest(graph.chains, seconds)
-    source, target = graph.repeats
-    first = np.flatnonzero(np.diff(target, prepend=-1))
-    targets = target[first]
-    history: list[tuple[Rows, Rows]] = []
-    while True:
-        ready = start[source] + seconds[source] - best
-        following = np.maximum.reduceat(ready, first) if len(ready) else ready
-        moved = following > released[targets] + tolerance
-        if not moved.any():
-            return best
-        latest = np.zeros(len(seconds))
-        latest[targets[moved]] = following[moved]
-        decides = np.full(len(seconds), -1, dtype=np.int64)
-        chosen = np.flatnonzero((latest[target] > 0) & (ready >= latest[target]))
-        decides[target[chosen]] = source[chosen]
-        released[targets[moved]] = following[moved]
-        history.append((last, decides))
-        longer = _cycle_mean(history, seconds, int(latest.argmax()))
-        if longer > best:
-            best = longer
-            history.clear()
-            released = np.zeros(len(seconds))
-        start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
-
-
-def _busiest(chains: Sequence[tuple[Rows, Rows]], seconds: Floats) -> float:
-    longest = 0.0
-    for chain, nodes in chains:
-        if len(nodes):
-            taken = seconds[nodes]
-            bounds = np.flatnonzero(np.diff(chain, prepend=-1, append=-1))
-            most = int(np.add.reduceat(taken, bounds[:-1]).argmax())
-            longest = max(longest, math.fsum(taken[bounds[most] : bounds[most + 1]].tolist()))
-    return longest
-
-
-def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
-    seen: dict[int, tuple[int, int]] = {}
-    path: list[int] = []
-    for iteration in range(len(history) - 1, -1, -1):
-        last, decides = history[iteration]
-        if node in seen:
-            later, begin = seen[node]
-            return math.fsum(seconds[path[begin:]].tolist()) / (later - iteration)
-        seen[node] = iteration, len(path)
-        node, previous = decides.item(node), last.item  # quicker than an index
-        if node < 0:
-            return 0.0
-        while node >= 0:
-            path.append(node)
-            node = previous(node)
-        node = path[-1]
-    return 0.0
+    def repeats(self) -> Repeats:
+        """The edges into the next iteration, indexed by place as in `ranked`."""
+        columns, within, place = self.schedule.columns, self.dependencies, self.ranked.place
+        chains = [compute_chains(columns), lane_chains(columns)]
+        if self.shared is not None:
+            chains.append(self.shared)
+        placed = [(chain, place[rows]) for chain, rows in chains]
+        return repeats(place[within.carried_source], place[within.carried_target], placed)
 
 
 def event_edges(

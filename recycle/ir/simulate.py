@@ -24,6 +24,7 @@ from recycle.ir.event_graph import (
     Times,
     durations,
     earliest,
+    earliest_ranked,
     event_graph,
     group_edges,
     period_of,
@@ -239,8 +240,10 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
     seconds[:rows] = durations(graph.schedule, profile)
     if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
         raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
-    start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    period = period_of(graph, seconds, start, last) if rows else 0.0
+    placed, release = seconds[graph.order], np.zeros(nodes)
+    by_place = earliest_ranked(graph.ranked, placed, release)
+    start, last = graph.ranked.by_node(*by_place, release)
+    period = period_of(graph.ranked, graph.repeats, placed, *by_place) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, graph.dependencies, period)
 
 
