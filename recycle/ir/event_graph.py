@@ -23,6 +23,7 @@ import numpy as np
 from recycle.ir.columns import (
     Columns,
     Floats,
+    Ints,
     Rows,
     chain_ends,
     compute_chains,
@@ -102,8 +103,8 @@ class Ranked(NamedTuple):
 
     order: Rows
     place: Rows
-    offsets: npt.NDArray[np.int32]
-    sources: npt.NDArray[np.int32]
+    offsets: Ints
+    sources: Ints
 
     def by_node(self, start: Floats, last: Rows, release: Floats) -> tuple[Floats, Rows]:
         """Convert the result of `earliest_ranked` to node numbers. Nodes without a place start at their release."""
