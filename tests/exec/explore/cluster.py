@@ -656,7 +656,8 @@ class Cluster:
             *PURE,
         ]
         try:
-            with virtual(self.kernel, others):
+            # Threads that wait within `no_grad` leave the gradient mode as they please.
+            with torch.inference_mode(), virtual(self.kernel, others):
                 for node in self.nodes:
                     self.kernel.after(self.kernel.draw(0.0, 1.0), partial(self.start_agent, node))
                 self.kernel.after(CHECK_SECONDS, self.rules.check)

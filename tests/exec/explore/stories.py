@@ -244,6 +244,8 @@ def draw_scenario(seed: int) -> Scenario:
     if nodes and chance(0.3):
         kind = draws.choice(list(MOST_EFFECTS))
         crashes = frozenset({(f"agent {draws.choice(nodes)}{kind}", draws.randrange(1, MOST_EFFECTS[kind]))})
+    if {fault.kind for fault in faults} & STORE:  # an agent whose connection is gone would not find its leader
+        faults = [fault for fault in faults if fault.kind != "forge"]
     faults.sort()
     return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.launch.agent import AgentExit
@@ -28,6 +29,7 @@ from tests.exec.explore.stories import WORLDS, draw_scenario, violation_of
 def test_no_seed_violates_a_rule(first: int) -> None:
     for seed in range(first, first + 10):
         assert violation_of(draw_scenario(seed)) is None, seed
+        assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("seed", [7, 300019, 300081])  # in the last ones an agent with many connections resigns
