@@ -42,7 +42,7 @@ from recycle.exec.leader.forming import StageLost, StatesDiffer
 from recycle.exec.leader.generations import Generations
 from recycle.exec.leader.membership import END_SECONDS, reassign
 from recycle.exec.leader.state import Phase, RunDescription
-from recycle.exec.members import joined_digests, worker_names
+from recycle.exec.members import joined_digests, parse_workers, worker_names
 from recycle.exec.protocol import (
     REFUSED_THE_JOB,
     STAGE_LOST,
@@ -444,14 +444,18 @@ class Leader(Generations):
         self.put(finish)
 
     def register_to_resume(self) -> Persist | None:
-        """Return the register from which the live workers start at the last commit; None if it is in no checkpoint."""
+        """Return the register from which the run's workers start at the last commit; None if it is in no checkpoint.
+
+        They are those of the last generation, also if they have died since.
+        """
         if self.record.committed not in self.checkpoints.kept:
             return None
         commit, is_due = self.commit, self._is_cut_short
         is_last = commit.step + 1 >= self.run.steps
         commit = msgspec.structs.replace(commit, last=None, finished=is_due and is_last, evaluate=is_due)
         self.released.update({str(worker): process.incarnation + 1 for worker, process in self.processes.items()})
-        self._start_over_at(self.live, self.live, self._record_of(commit, self.record.generation))
+        live = parse_workers(self.record.live)
+        self._start_over_at(live, live, self._record_of(commit, self.record.generation))
         (register,) = (action for action in self.take_actions() if isinstance(action, Persist))
         return register
 

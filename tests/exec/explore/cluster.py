@@ -694,7 +694,7 @@ class Cluster:
             process.end("its run has ended", 0)
         kernel.log(f"the run is resumed, after {self.exits}")
         self.is_resumed, kernel.is_finished = True, False
-        self.scenario = replace(self.scenario, faults=(), planned=(), crashes=frozenset(), spared=frozenset())
+        self.scenario = replace(self.scenario, faults=(), crashes=frozenset(), spared=frozenset())
         kernel.crashes.clear()
         self._aimed.clear()
         self.exits = {node: [] for node in self.nodes}

@@ -419,7 +419,8 @@ class Rules:
         given = str(worker), self._number(worker)
         match event["kind"]:
             case "detected":
-                if not (self._is_struck(worker) or self._is_another(worker, cause)):
+                has_left = event.get("over") and cause.startswith("the agent of node")  # after its worker's end
+                if not (has_left or self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
                 if not event.get("over") and agent is self._leader:
                     self._given_up.add(given)
