@@ -735,7 +735,10 @@ class Cluster:
         def ended() -> None:
             if self.agents.get(node) is process:
                 del self.agents[node]
-            self.kernel.is_finished = not self.agents and self.has_ended
+            have_left = not self.scenario.returns and all(
+                exits[-1:] == [AgentExit.LEFT] for exits in self.exits.values()
+            )
+            self.kernel.is_finished = not self.agents and (self.has_ended or have_left)
             exits = self.exits[node]
             self.rules.disturb()
             if not self.scenario.returns:
