@@ -444,9 +444,9 @@ class Leader(Generations):
         self.put(finish)
 
     def register_to_resume(self) -> Persist | None:
-        """Return the register from which the run's workers start at the last commit; None if it is in no checkpoint.
+        """Return the register from which the run continues at its last commit; None if no checkpoint has it.
 
-        They are those of the last generation, also if they have died since.
+        The workers of the last generation start, including workers that have died since.
         """
         if self.record.committed not in self.checkpoints.kept:
             return None
