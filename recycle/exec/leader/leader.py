@@ -155,6 +155,8 @@ class Leader(Generations):
         if begin.record is not None:
             self.adopt(begin, begin.record)
             self._can_restore = True
+            if not (begin.record.plan or self.run.is_script):  # also if the last leader died while workers started
+                self._log_restored(self.record.committed, folder_name(self.record.committed))
         elif begin.checkpoint is not None:
             self._resume(begin.checkpoint, begin.generation)
         else:
