@@ -15,6 +15,7 @@ from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.lower import lower
+from recycle.ir.memory import activation_changes
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
@@ -104,10 +105,12 @@ def worker_details(entry: TimedLanes, lane: int) -> Details:
     if table.failed[lane]:
         lines.append("has failed")
     if context is not None and (held := memory_of_workers(context)[lane]) is not None:
-        _, time, row = memory_curve(context.timeline, lane).peak
-        setter = f", from {context.timeline.schedule.instruction(row)} on" if row >= 0 else ""
+        timeline = context.timeline
+        changes = activation_changes(timeline.schedule, timeline.profile, in_bytes=held.in_bytes)
+        _, time, row = memory_curve(timeline, lane, changes).peak
+        setter = f", from {timeline.schedule.instruction(row)} on" if row >= 0 else ""
         lines.append(f"holds at most {held}{'' if held.in_bytes else ' activations'}{setter}")
-        if held_then := micro_batches_held(context.timeline, lane, time):
+        if held_then := micro_batches_held(timeline, lane, time):
             omitted = f" and {len(held_then) - MAX_HELD} more" if len(held_then) > MAX_HELD else ""
             lines.append(f"holds then: {', '.join(held_then[:MAX_HELD])}{omitted}")
     return Details(f"Worker {table.labels[lane]}", lines)

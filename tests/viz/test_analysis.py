@@ -15,6 +15,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import Transfer, is_kind
+from recycle.ir.memory import activation_changes
 from tests.ir.random_schedules import random_profile, random_schedule
 from viz.analysis.bubbles import Bubbles, DependencyIndex, instruction_name, range_statistics
 from viz.analysis.differences import (
@@ -105,9 +106,10 @@ def test_work_bubbles_and_peaks_add_up_to_the_timelines(seed: int) -> None:
     assert sum(whole.work.values()) == pytest.approx(sum(busy for busy in timeline.busy if busy is not None))
     limits = [rng.uniform(1, 4) for _ in range(schedule.shape.ranks)]
     assert sum(split(timeline, limits).values()) == pytest.approx(timeline.makespan)
+    changes = activation_changes(timeline.schedule, timeline.profile, in_bytes=False)
     for w, peak in enumerate(timeline.peak_activations):
         if peak is not None:
-            assert memory_curve(timeline, w).peak[0] == pytest.approx(peak)
+            assert memory_curve(timeline, w, changes).peak[0] == pytest.approx(peak)
 
 
 def cached(schedule: Schedule, profile: Profile | None = None, limits: tuple[float, ...] | None = None) -> TimedLanes:
@@ -121,8 +123,11 @@ def test_each_operation_has_the_memory_of_its_workers_curve(broken: Schedule) ->
     limits, *values = held_by_all(entry, entry.context)
     assert limits[[0, 1, 2, 4, 5]].tolist() == [3, 2, 3, 3, 2]
     assert np.isnan(limits[3])  # has failed
+    shown = entry.context.timeline
+    changes = activation_changes(shown.schedule, shown.profile, in_bytes=False)
     for lane in (0, 1, 2, 4, 5):
-        curve, rows = memory_curve(entry.context.timeline, lane), slice(table.offsets[lane], table.offsets[lane + 1])
+        curve = memory_curve(shown, lane, changes)
+        rows = slice(table.offsets[lane], table.offsets[lane + 1])
         for times, held in zip((table.start, table.end), values, strict=True):
             at = np.searchsorted(curve.time, times[rows], side="right") - 1
             assert held[rows].tolist() == curve.held[at].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,15 @@ def test_a_worker_is_summed_up(broken_timeline: Timeline) -> None:
         "holds then: 1F0.0, 1F1.0",
     ]
     assert details_of(entry, lane=3).lines[-1] == "has failed"
+
+
+def test_the_peak_of_a_worker_with_unequal_stages_is_that_of_its_bytes() -> None:
+    profile = replace(Profile.uniform(), activation=[4e9, 4e9, 1e9, 1e9])
+    entry = entry_of(simulate(FAMILIES["interleaved"](Shape(1, 2, 4, chunks=2)), profile))
+    assert details_of(entry, lane=0).lines[1:] == [
+        "holds at most 17 GB, from 0F0.3 on",
+        "holds then: 0F0.0, 0F0.1, 2F0.1, 0F0.2, 0F0.3",
+    ]
 
 
 @pytest.mark.parametrize("choice", [{}, {"operation": -1}, {"operation": 10**9}, {"operation": "1"}, {"lane": 6}])

@@ -43,16 +43,15 @@ class MemoryCurve:
         return float(self.held[at]), float(self.time[at]), int(self.row[at])
 
 
-def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats] | None = None) -> MemoryCurve:
+def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats]) -> MemoryCurve:
     """Return the memory of the worker with index `worker`.
 
     At equal times frees precede allocations, so an activation can reuse another's memory.
 
     Args:
-        changes: amounts allocated and freed by each row; None: activations.
+        changes: amounts allocated and freed by each row, as from `activation_changes`.
     """
-    c = timeline.schedule.columns
-    added, freed = changes or activation_changes(timeline.schedule, timeline.profile, in_bytes=False)
+    c, (added, freed) = timeline.schedule.columns, changes
     rows = np.arange(c.offsets[worker], c.offsets[worker + 1])
     grow, shrink = rows[added[rows] > 0], rows[freed[rows] > 0]
     moment = np.concatenate([timeline.start[grow], timeline.end[shrink]])
