@@ -12,7 +12,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 import recycle.megatron
 from recycle import RunError
+from recycle.exec.hooks import trace
 from recycle.megatron.without_gpu import without_gpu
+from recycle.runs.logs import log_path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron_loop"))
 from train import ROWS, SEQUENCE, build_model, forward_step, micro_batches
@@ -28,6 +30,14 @@ def refused(what, call, *arguments, **named):
         print("refused:", what, flush=True)
 
 
+def slow(append):
+    def append_slowly(*arguments):
+        time.sleep(1.0)
+        return append(*arguments)
+
+    return append_slowly
+
+
 def detached(data, model):
     output, loss_of = forward_step(data, model)
     return output, lambda losses: tuple(part.detach() for part in loss_of(losses))
@@ -35,6 +45,7 @@ def detached(data, model):
 
 def main():
     torch.manual_seed(1)
+    trace.append_iteration = slow(trace.append_iteration)
     if "--initialized" in sys.argv:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     with recycle.megatron.session() as session:
@@ -67,6 +78,7 @@ def main():
             session.optimizer_step()
             refused("a second step", session.optimizer_step)
             session.stop()
+    print("steps traced:", log_path(session.directory, session.worker).read_text().count("\n"), flush=True)
     time.sleep(LONGER_THAN_DEAD_AFTER)
     print("ended", flush=True)
 

@@ -112,7 +112,7 @@ class IterationHook:
         """Called when the groups are gone and the device is idle."""
 
     def close(self) -> None:
-        """Called when the worker ends."""
+        """Called after the last generation, when the worker has finished or leaves the run."""
 
 
 def overridden(

@@ -92,6 +92,12 @@ class MainLoop:
 
     def pauses(self) -> Pauses[bool]:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
+        is_finished = yield from self._take_part()
+        for hook in self.hooks:
+            hook.close()
+        return is_finished
+
+    def _take_part(self) -> Pauses[bool]:
         before: GenerationRecord | None = None
         while (record := self.member.next_record()) is not None:
             if before is not None and self._ran < before.generation == record.ran:

@@ -214,10 +214,7 @@ def run_worker(text: str) -> None:
         )
         hooks.append(evaluation)
     try:
-        is_finished = process.main_loop(hosted, updates, hooks, tensor_group).run()
-        for hook in hooks:
-            hook.close()
-        if is_finished:
+        if process.main_loop(hosted, updates, hooks, tensor_group).run():
             member.send(process.final_state(hosted))
     except RunError as error:
         process.end(str(error))
