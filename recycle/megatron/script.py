@@ -113,6 +113,7 @@ class Script:
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
         self._at = self._begun = -1
         self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
+        self._step_optimizer, optimizer.step = optimizer.step, self._refuse_step
         self._before: tuple[list[Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
         self._outer_timers: list[Any] = []
@@ -129,6 +130,9 @@ class Script:
             (ExactSum(FlatLayout([buffer.shape]), addends, train.gradient_exponent, buffer.device), buffer)
             for buffer in gradient_buffers(model)
         ]
+
+    def _refuse_step(self, *_: Any) -> None:
+        raise RunError("optimizer.step: the optimizer would step twice; call only session.optimizer_step")
 
     def _require_support(self) -> None:
         config = self.config
@@ -329,7 +333,7 @@ class Script:
         forget_gradient_groups(self.optimizer)
         self.optimizer.step_with_ready_grads = lambda: True  # an attribute of this object, which hides the method
         try:
-            self.stepped = self.optimizer.step()
+            self.stepped = self._step_optimizer()
         finally:
             del self.optimizer.step_with_ready_grads
 
@@ -340,7 +344,7 @@ class Script:
         self._at = iteration
         with self._world.stepping(), without_sync(self.models, "start_param_sync"):
             if not self._is_megatron:
-                self.optimizer.step()
+                self._step_optimizer()
             elif self.stepped[0]:
                 self.optimizer.step_with_ready_grads()
 

@@ -75,6 +75,7 @@ def main():
             sizes = SIZES | {"seq_length": 32} if "--short" in sys.argv else SIZES
             session.forward_backward(detached if "--detached" in sys.argv else forward_step, **sizes)
             refused("a second forward", session.forward_backward, forward_step, **SIZES)
+            refused("a step of the optimizer", optimizer.step)
             session.optimizer_step()
             refused("a second step", session.optimizer_step)
             session.stop()

@@ -409,7 +409,7 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     assert result.ended_early  # by the script
     assert len(result.losses) in (1, 2)
     log = (result.directory / "logs" / "0.0.log").read_text()
-    assert log.count("refused:") == 11 + 2 * len(result.losses), log
+    assert log.count("refused:") == 11 + 3 * len(result.losses), log
     assert log.endswith(f"steps traced: {len(result.losses)}\nended\nat exit\n")  # what follows is not cut off
 
 
