@@ -549,7 +549,10 @@ class LiveGroup(AnyGroup):  # type: ignore[misc]
 
     def _refusal(self, call: str) -> RunError:
         members = f"ranks {' '.join(map(str, dist.get_process_group_ranks(self)))}"
-        return RunError(f"torch.distributed: {call} over {self.scope.value} ({members}) has no rule in a session")
+        is_transfer = call in ("send", "recv")
+        remedy = "; run forwards and backwards by session.forward_backward" if is_transfer else ""
+        what = f"{call} over {self.scope.value} ({members})"
+        return RunError(f"torch.distributed: a session does not support {what}{remedy}")
 
 
 def _refused(call: str) -> Callable[..., Any]:
