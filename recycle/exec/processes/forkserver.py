@@ -40,6 +40,8 @@ from recycle.megatron_versions import COMPILER
 
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
+LOG_END = 1 << 14
+"""Bytes at the end of a log in which its last lines are looked for; a log may have gigabytes, and no line ends."""
 WORKER = "recycle.exec.worker.worker:run_worker"
 COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
@@ -85,9 +87,12 @@ class WorkerProcess:
                 self.code = os.waitstatus_to_exitcode(int(status))
 
     def kill(self) -> None:
+        """Kill the process and its group: what it has started, such as the script of a shell, and data loaders."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
@@ -212,8 +217,9 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    with contextlib.suppress(OSError):
-        return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-count:])
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END))
+        return LINE_SEPARATOR.join(file.read(LOG_END).decode(errors="replace").splitlines()[-count:])
     return ""
 
 
