@@ -29,6 +29,7 @@ from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.ports import listen_within
+from recycle.exec.processes.forkserver import ForkServerEnded
 from recycle.exec.processes.processes import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
@@ -294,7 +295,7 @@ class _Agent:
         except RoleLost:
             self.give_up_role()
         except RecycleError as error:
-            if self._runtime is None:
+            if self._runtime is None or isinstance(error, ForkServerEnded):
                 raise
             self._fail(f"{error.exit_code} {error}")
 

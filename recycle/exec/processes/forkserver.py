@@ -65,6 +65,10 @@ def worker_environment(threads: int) -> dict[str, str]:
     }
 
 
+class ForkServerEnded(RunError):
+    """The fork server of this machine has ended, and its processes with it; other machines can continue."""
+
+
 @dataclass(eq=False)
 class WorkerProcess:
     """A worker's process.
@@ -180,7 +184,7 @@ class ForkServer:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def read_answers(self) -> None:
-        """Read the ids of new processes. Raises JobError for an unusable package, RunError if the server has ended."""
+        """Read the ids of new processes. Raises JobError for an unusable package, ForkServerEnded."""
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
@@ -192,7 +196,7 @@ class ForkServer:
             raise JobError(next(last for log in self._logs if (last := last_lines(log, 1))))
         if code is not None:
             tail = next(filter(None, map(last_lines, self._logs)), "")
-            raise RunError(f"the fork server {with_last_lines(as_clause(describe_exit(code)), tail)}")
+            raise ForkServerEnded(f"the fork server {with_last_lines(as_clause(describe_exit(code)), tail)}")
 
     def close(self) -> None:
         self._child.close()

@@ -76,6 +76,12 @@ STORIES = {
         )
         for seed in (1, 2, 3, 5)
     },
+    **{
+        f"other agents continue without node {node}, whose fork server ends": story(
+            1, Fault(4.0, "lose fork server", node), spared=frozenset({1 - node}), steps=6
+        )
+        for node in (0, 1)
+    },
     "death after the last commit lets peers end": story(
         0, ranks=2, sharded=True, steps=3, planned=("kill:0.1@2.gather",), spared=frozenset({2, 3})
     ),
