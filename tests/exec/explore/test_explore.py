@@ -408,6 +408,14 @@ def test_leaving_worker_stays_if_it_became_the_last_host(seconds: float) -> None
     assert {exit for of_node in exits.values() for exit in of_node} == {AgentExit.DONE}
 
 
+def test_all_agents_end_with_the_code_of_the_reason() -> None:
+    faults = Fault(5.0, "kill worker", 0), Fault(5.0, "kill worker", 1)
+    exits = Cluster(Scenario(ranks=1, steps=8, faults=faults, returns=False)).run()
+    assert {node: [getattr(exit, "code", exit) for exit in of_node] for node, of_node in exits.items()} == {
+        node: ["stage-lost"] for node in exits
+    }
+
+
 def test_agents_wait_for_those_of_a_run_that_has_ended(tmp_path: Path) -> None:
     cluster = Cluster(Scenario(ranks=1, steps=2))
     lock = lock_directory(tmp_path, fcntl.LOCK_SH)
