@@ -317,7 +317,7 @@ def agent(
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
         code = TERMINATED if stop.is_set() else 0
     if served in (AgentExit.LEFT, AgentExit.STOPPED):
-        print_line(f"node {node}: {served.value}; start its agent again to rejoin")
+        print_line(f"node {node}: {served.value}")
         raise typer.Exit(code)
     if served is AgentExit.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"

@@ -623,7 +623,7 @@ class Over(DownMessage):
     """The run has ended.
 
     Attributes:
-        outcome: empty after its last iteration, `ENDED_EARLY`, or the exit code and why it cannot continue.
+        outcome: empty after its last iteration, `ENDED_EARLY`, or exit code, code and text of why it cannot continue.
     """
 
     outcome: str

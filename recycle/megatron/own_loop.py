@@ -111,7 +111,7 @@ class Session:
         self._stages: ScriptStages
         self._pauses: Pauses[bool]
         self._at: tuple[int, int] = (-1, 0)
-        self._is_over = False
+        self._is_over = self._has_left = False
         self.step = 0
 
     @property
@@ -171,19 +171,23 @@ class Session:
     ) -> None:
         if isinstance(error, RecycleError) and self._script is None:
             self._process.end(str(error), REFUSED)
+        early: RunError | None = None
+        is_done = error is None or (isinstance(error, SystemExit) and not error.code)
+        if is_done and self._script is not None and not self._has_left:
+            if self.is_finished():
+                self._advance((self.job.train.steps, _REDUCED))
+                self._final = self._process.final_state(self._stages)
+                return
+            error = early = RunError(
+                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}; to end"
+                " early, call session.stop() and go on with the loop"
+            )
         if error is not None and not isinstance(error, SystemExit):
             self._failure = _described(error)
             atexit.unregister(self._end)
             atexit.register(self._end)  # now the first, so that it can call the others: each of them once
-        if error is not None or self._script is None:
-            return
-        if not self.is_finished():
-            raise RunError(
-                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}; to end"
-                " early, call session.stop() and go on with the loop"
-            )
-        self._advance((self.job.train.steps, _REDUCED))
-        self._final = self._process.final_state(self._stages)
+        if early is not None:
+            raise early
 
     def _end(self) -> None:
         """Tell the leader that the script has ended, which then ends the processes.
@@ -393,6 +397,7 @@ class Session:
         """The main loop has ended, after the last step or because this process leaves the run."""
         self._is_over = True
         if not end.value:
+            self._has_left = True
             lost = self._process.member.stage_lost
             print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
             sys.exit(STAGE_LOST if lost else 0)

@@ -25,7 +25,8 @@ class TimePart(StrEnum):
     REPLAYING = "replaying"
     """work done twice on purpose: redundant forwards, replays"""
     WAITING = "waiting"
-    """bubbles and transfers of such iterations, silence before detection of a failure, and waits for re-joins"""
+    """bubbles and transfers of such iterations, silence before detection of a failure or until another node leads, and
+    waits for re-joins"""
     REDONE = "redone"
     """iterations that began and did not count"""
     PLANNING = "planning"
@@ -318,7 +319,7 @@ class _Cutter:
         if generation.began is None:  # it never ran
             self._to(self._first("detected", self._now, limit) or (limit if after else self._now), TimePart.FORMING)
             return
-        detected = self._first("detected", self._now, limit)
+        detected = self._first("detected", self._now, limit) or self._first("coordinator", self._now, limit)
         restored = self._first("restored", self._now, limit)
         ends = {step: each.last for (number, step), each in self._attempts.items() if number == generation.number}
         last_ends = list(ends.values())

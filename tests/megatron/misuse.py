@@ -72,6 +72,8 @@ def main():
         refused("a forward before the loop", session.forward_backward, forward_step, **SIZES)
         refused("an evaluation before the loop", session.evaluate, forward_step, data=data, **SIZES)
         for _ in session.steps():
+            if "--exit-early" in sys.argv:
+                sys.exit()
             sizes = SIZES | {"seq_length": 32} if "--short" in sys.argv else SIZES
             session.forward_backward(detached if "--detached" in sys.argv else forward_step, **sizes)
             refused("a second forward", session.forward_backward, forward_step, **SIZES)
@@ -79,6 +81,8 @@ def main():
             session.optimizer_step()
             refused("a second step", session.optimizer_step)
             session.stop()
+        if "--exit-late" in sys.argv:
+            sys.exit()
     print("steps traced:", log_path(session.directory, session.worker).read_text().count("\n"), flush=True)
     time.sleep(LONGER_THAN_DEAD_AFTER)
     print("ended", flush=True)

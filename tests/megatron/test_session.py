@@ -413,12 +413,17 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     assert log.endswith(f"steps traced: {len(result.losses)}\nended\nat exit\n")  # what follows is not cut off
 
 
+def test_a_script_may_end_with_sys_exit_inside_its_session(survive):
+    assert survive(job(pipelines=1), "--exit-late", script=MISUSE).ended_early
+
+
 @pytest.mark.parametrize(
     ("option", "error", "message"),
     [
         ("--initialized", JobError, "remove init_process_group"),
         ("--diverged", RunError, "worker 0.0 has weights that are NaN at the start"),
         ("--short", RunError, r"0F0.0: the forward step returns \[64, 2, 64\] of float32"),
+        ("--exit-early", RunError, r"the script leaves its session before step 0; .* call session\.stop\(\)"),
         ("--detached", RunError, "1F0.0: the loss of the forward step has no gradient"),
     ],
 )

@@ -158,6 +158,14 @@ def test_parts_of_a_run():
             [("layout", 2, "another layout, without copies", {"planning": 0.1, "forming": 0.6})],
             id="layout decided in an evaluation that lasts until 13.3",
         ),
+        pytest.param(
+            {},
+            [line(2, 18.0, 2, began=17.0)],
+            [event(16.0, "coordinator", node=1, generation=1, step=2), generation(16.5)],
+            {**BEFORE, (1, 2): Activity(4, 2.0, 0.0, 13.0, 13.5)},
+            [("formation", 2, "formed again", {"redone": 0.5, "waiting": 2.5, "planning": 0.5, "forming": 0.5})],
+            id="the leader dies and another node leads",
+        ),
         # The optimizer step of step 1 ended after its commit.
         pytest.param(
             {},

@@ -29,6 +29,7 @@ from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.ports import listen_within
+from recycle.exec.processes.forkserver import ForkServerEnded
 from recycle.exec.processes.processes import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
@@ -50,8 +51,8 @@ class AgentExit(Enum):
 
     ENDED_BEFORE = "the run had ended before"
     DONE = "the run has ended after its last iteration"
-    STOPPED = "the run was ended early, and can be resumed"
-    LEFT = "the node has left, and the run continues"
+    STOPPED = "the run was ended early; start all agents again with --resume to continue it"
+    LEFT = "the node has left, and the run continues; start its agent again to rejoin"
 
 
 def serve(
@@ -195,9 +196,9 @@ class _Agent:
         self._forget_run()
         if self._outcome in ("", ENDED_EARLY):
             return AgentExit.STOPPED if self._outcome else AgentExit.DONE
-        code, reason = self._outcome.split(" ", 1)
+        exit_code, code, reason = self._outcome.split(" ", 2)
         error = RunError(reason)
-        error.exit_code = int(code)
+        error.exit_code, error.code = int(exit_code), code
         raise error
 
     # The leader.
@@ -241,7 +242,7 @@ class _Agent:
             return ""
         raise RunError(
             f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}, and continue"
-            f" with: {resume_command(path)}"
+            f" with: {resume_command(path, bool(self._request.command))}"
         )
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
@@ -294,9 +295,9 @@ class _Agent:
         except RoleLost:
             self.give_up_role()
         except RecycleError as error:
-            if self._runtime is None:
+            if self._runtime is None or isinstance(error, ForkServerEnded):
                 raise
-            self._fail(f"{error.exit_code} {error}")
+            self._fail(f"{error.exit_code} {error.code} {error}")
 
     def _exchange(self) -> None:
         if self._runtime is not None and self._election.is_lost:

@@ -21,7 +21,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import holds_steps
 from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_directory import RunDirectory, identity_of, lock_directory
+from recycle.exec.launch.run_directory import RunDirectory, has_ended, identity_of, lock_directory
 from recycle.exec.protocol import RunInfo
 from recycle.job.sections import MembershipSection
 from recycle.plans import schedule_hash
@@ -58,6 +58,10 @@ def open_agreed_directory(
                 )
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         else:
+            if has_ended(path, request.job, request.steps):
+                raise JobError(
+                    f"{path}: its run has ended after step {request.steps - 1}; choose another --run directory"
+                )
             if not resume and holds_steps(path):
                 raise JobError(
                     f"{path}: holds another run, which etcd does not have; start all agents with --resume to"

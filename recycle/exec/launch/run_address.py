@@ -84,9 +84,10 @@ def _has_agents(directory: Path) -> bool:
     return (directory / "run").is_file()
 
 
-def resume_command(directory: Path) -> str:
-    """Return the command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
-    return f"recycle {'agent' if _has_agents(directory) else 'train'} JOB --resume --run {directory}"
+def resume_command(directory: Path, is_script: bool = False) -> str:
+    """Return the command that resumes the run: `recycle agent` if agents or a script trained it."""
+    command = "agent" if is_script or _has_agents(directory) else "train"
+    return f"recycle {command} JOB --resume --run {directory}{' -- COMMAND' if is_script else ''}"
 
 
 def connect_to_run(directory: Path) -> Link:

@@ -136,7 +136,7 @@ class LeaderRuntime:
             can_search=self._plans.can_search,
             started=time.monotonic() - directory.elapsed(),
             logs=str(directory.logs),
-            resume_command=resume_command(directory.path),
+            resume_command=resume_command(directory.path, bool(request.command)),
             script_restarts=request.script_restarts if request.command else None,
         )
         self.leader = Leader(run, time.monotonic())

@@ -112,7 +112,7 @@ class Forming(Membership):
             ended = f"{last}, {self.with_reason(last, lost[last])}"
             committed = self.record.committed
             moment = f"after step {committed}" if committed >= 0 else "before the first step"
-            raise StageLost(f"{unit} no live host left {moment}: its parameters are lost with worker {ended}")
+            raise StageLost(f"{unit} no live host left {moment}: the parameters are lost with worker {ended}")
 
     def with_reason(self, worker: Worker, cause: str) -> str:
         """Add the last line of the log to the cause of a process that ended by itself."""

@@ -89,14 +89,17 @@ class Holdings:
 
     def describe(self, units: UnitRange) -> str:
         """Return units as text with a verb: "stage 1 has" for an initial stage, else "layer 2 has"."""
-        if not self.plan:
-            for stage, workers in self.hosts.hosts_of_stages().items():
-                if (
-                    all(units in self.units_of(worker) for worker in workers)
-                    and len(self.hosts.stages[workers[0]]) == 1
-                ):
-                    return f"stage {stage} has"
         begin, end = units
+        if not self.plan:
+            of_stages = {
+                stage: self.units_of(workers[0])[0]
+                for stage, workers in self.hosts.hosts_of_stages().items()
+                if len(self.hosts.stages[workers[0]]) == 1
+            }
+            inside = [stage for stage, (first, last) in of_stages.items() if begin <= first and last <= end]
+            if joined(of_stages[stage] for stage in inside) == (units,):
+                stages = " ".join(map(str, inside))
+                return f"stage {stages} has" if len(inside) == 1 else f"stages {stages} have"
         first, last = (unit_name(unit, self.hosts.count) for unit in (begin, end - 1))
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
 

@@ -326,9 +326,12 @@ class Leader(Generations):
             return
         is_script = run.is_script
         if is_script and self.record.script_starts >= (run.script_restarts or 0):
-            if not self._fails_alike:  # starting again may help
-                restore.lost.exit_code = STAGE_LOST
-            raise restore.lost
+            remedy = f"continue from the script's checkpoint with: {run.resume_command}"
+            if fails_alike := self._fails_alike:
+                remedy = f"the script would fail again: mend it, see {run.logs}"
+            lost = type(restore.lost)(f"{restore.lost}; {remedy}")
+            lost.exit_code = lost.exit_code if fails_alike else STAGE_LOST
+            raise lost
         allowed = {
             worker
             for worker in self.positions - run.absent

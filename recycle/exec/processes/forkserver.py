@@ -40,6 +40,8 @@ from recycle.megatron_versions import COMPILER
 
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
+LOG_END = 1 << 14
+"""Bytes at the end of a log in which its last lines are looked for; a log may have gigabytes, and no line ends."""
 WORKER = "recycle.exec.worker.worker:run_worker"
 COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
@@ -61,6 +63,10 @@ def worker_environment(threads: int) -> dict[str, str]:
         "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
         "PYTHONWARNINGS": "ignore",  # megatron-core warns of optional packages, once per import
     }
+
+
+class ForkServerEnded(RunError):
+    """The fork server of this machine has ended, and its processes with it; other machines can continue."""
 
 
 @dataclass(eq=False)
@@ -85,9 +91,12 @@ class WorkerProcess:
                 self.code = os.waitstatus_to_exitcode(int(status))
 
     def kill(self) -> None:
+        """Kill the process and its group: what it has started, such as the script of a shell, and data loaders."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
@@ -175,7 +184,7 @@ class ForkServer:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def read_answers(self) -> None:
-        """Read the ids of new processes. Raises JobError for an unusable package, RunError if the server has ended."""
+        """Read the ids of new processes. Raises JobError for an unusable package, ForkServerEnded."""
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
@@ -187,7 +196,7 @@ class ForkServer:
             raise JobError(next(last for log in self._logs if (last := last_lines(log, 1))))
         if code is not None:
             tail = next(filter(None, map(last_lines, self._logs)), "")
-            raise RunError(f"the fork server {with_last_lines(as_clause(describe_exit(code)), tail)}")
+            raise ForkServerEnded(f"the fork server {with_last_lines(as_clause(describe_exit(code)), tail)}")
 
     def close(self) -> None:
         self._child.close()
@@ -212,8 +221,9 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    with contextlib.suppress(OSError):
-        return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-count:])
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END))
+        return LINE_SEPARATOR.join(file.read(LOG_END).decode(errors="replace").splitlines()[-count:])
     return ""
 
 

@@ -58,7 +58,7 @@ from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import RunDescription
 from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
-from recycle.exec.processes.forkserver import describe_exit
+from recycle.exec.processes.forkserver import ForkServerEnded, describe_exit
 from recycle.exec.protocol import Batch, FromWorker, LeaderMessage, Leaving, Permit, Start, WorkerMessage
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
@@ -285,6 +285,7 @@ class _Processes:
         self.processes: dict[Worker, list[Process]] = {}
         self._ended: dict[Worker, tuple[str, str]] = {}
         self._hub: Selector | None = None
+        self._has_server = True
         CLUSTER.processes[self._agent.host] = self
 
     def watch(self, hub: Selector) -> None:
@@ -331,7 +332,14 @@ class _Processes:
         for process in self.processes.get(worker, []):
             CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(kill, process))
 
+    def lose_server(self) -> None:
+        self._has_server = False
+        self.end(0.0)
+        self._waker.wake()
+
     def take_ends(self) -> dict[Worker, tuple[str, str]]:
+        if not self._has_server:
+            raise ForkServerEnded("the fork server was killed by SIGKILL")
         if seconds := CLUSTER.scenario.look_seconds:
             CLUSTER.kernel.park(seconds=seconds)
         ended, self._ended = self._ended, {}
@@ -717,7 +725,7 @@ class Cluster:
 
     @staticmethod
     def _is_again(error: RecycleError) -> bool:
-        return "does not answer" in str(error)
+        return isinstance(error, ForkServerEnded) or "does not answer" in str(error)
 
     def run_in(self, process: Process, call: Callable[[], Any]) -> None:
         """Run something in a thread of a process that lives."""

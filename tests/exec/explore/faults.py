@@ -97,6 +97,13 @@ def _kill_agent(cluster: Cluster, fault: Fault) -> None:
         kill(cluster.agents[node])
 
 
+def _lose_fork_server(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents and node in cluster.processes:
+        cluster.processes[node].lose_server()
+
+
 def _stop_agent(cluster: Cluster, fault: Fault) -> None:
     node = cluster.node_of(fault)
     _strike_node(cluster, node)
@@ -214,6 +221,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "leave worker": _leave_worker,
     "drain worker": _drain_worker,
     "kill agent": _kill_agent,
+    "lose fork server": _lose_fork_server,
     "stop agent": _stop_agent,
     "lose node": _lose_node,
     "leave node": _leave_node,

@@ -18,6 +18,7 @@ from recycle.exec.leader.commit import NEAR, WINDOW
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import members_of, split_member, worker_of
+from recycle.exec.processes.forkserver import ForkServerEnded
 from recycle.exec.protocol import (
     Acknowledged,
     Batch,
@@ -523,6 +524,7 @@ class Rules:
             and self._cluster.scenario.spared
             and not is_stopping
             and not self._is_over_for_another
+            and not isinstance(exit, ForkServerEnded)  # the node's own end
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
             and not (self._cluster.scenario.slow_messages and "no heartbeat for" in str(exit))

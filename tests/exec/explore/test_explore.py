@@ -76,6 +76,12 @@ STORIES = {
         )
         for seed in (1, 2, 3, 5)
     },
+    **{
+        f"other agents continue without node {node}, whose fork server ends": story(
+            1, Fault(4.0, "lose fork server", node), spared=frozenset({1 - node}), steps=6
+        )
+        for node in (0, 1)
+    },
     "death after the last commit lets peers end": story(
         0, ranks=2, sharded=True, steps=3, planned=("kill:0.1@2.gather",), spared=frozenset({2, 3})
     ),
@@ -400,6 +406,14 @@ def test_leaving_worker_stays_if_it_became_the_last_host(seconds: float) -> None
     assert violation_of(scenario) is None
     exits = Cluster(scenario).run()
     assert {exit for of_node in exits.values() for exit in of_node} == {AgentExit.DONE}
+
+
+def test_all_agents_end_with_the_code_of_the_reason() -> None:
+    faults = Fault(5.0, "kill worker", 0), Fault(5.0, "kill worker", 1)
+    exits = Cluster(Scenario(ranks=1, steps=8, faults=faults, returns=False)).run()
+    assert {node: [getattr(exit, "code", exit) for exit in of_node] for node, of_node in exits.items()} == {
+        node: ["stage-lost"] for node in exits
+    }
 
 
 def test_agents_wait_for_those_of_a_run_that_has_ended(tmp_path: Path) -> None:

@@ -286,6 +286,19 @@ def test_agent_with_a_directory_of_its_own_is_refused(before, tmp_path):
     assert not (tmp_path / "job.toml").exists()
 
 
+def test_agent_does_not_begin_a_run_that_has_ended_while_it_started(tmp_path):
+    """The run of a script, whose checkpoint only the script can judge."""
+    request = request_run(small(), planner=plan_for_training, command=["python", "script.py"])
+    (tmp_path / "job.toml").write_text(request.job.to_toml())
+    (tmp_path / "metrics.jsonl").write_text("")
+    ended = {"time": 1.0, "kind": "finished", "step": request.steps - 1, "digests": {}}
+    (tmp_path / "events.jsonl").write_bytes(msgspec.json.encode(ended) + b"\n")
+    with pytest.raises(JobError, match="has ended after step"):
+        open_agreed_directory(
+            request, SimpleNamespace(run=lambda: None), node=1, run="mine", path=tmp_path, resume=True
+        )
+
+
 def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(start, etcd, tmp_path):
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")

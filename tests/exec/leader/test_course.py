@@ -43,6 +43,9 @@ STORED = StoredCheckpoint(3, Commit(3, 1.5, 0.25, 1.0), has_metrics=True)
 STAGE_1 = [Worker(0, 1), Worker(1, 1)]
 
 
+AGAIN = "; continue from the script's checkpoint with: "
+
+
 def begun(begin: Begin | None = None, **run) -> LeaderDriver:
     """Two pipelines of two stages, whose workers are about to be started."""
     return LeaderDriver(job(2, 2, 2, membership=LIMITS), begin=begin, **run)
@@ -170,15 +173,15 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline():
 
 
 @pytest.mark.parametrize(
-    ("ends", "commits", "exit_code"),
+    ("ends", "commits", "exit_code", "remedy"),
     [
-        (["ValueError: 5", "ValueError: 5"], 0, 1),
-        (["ValueError: 5", "ValueError: 5"], 1, STAGE_LOST),
-        (["ValueError: 5", "ValueError: 6"], 0, STAGE_LOST),
-        (["ValueError: 5", ""], 0, STAGE_LOST),
+        (["ValueError: 5", "ValueError: 5"], 0, 1, "; the script would fail again: mend it, see "),
+        (["ValueError: 5", "ValueError: 5"], 1, STAGE_LOST, AGAIN),
+        (["ValueError: 5", "ValueError: 6"], 0, STAGE_LOST, AGAIN),
+        (["ValueError: 5", ""], 0, STAGE_LOST, AGAIN),
     ],
 )
-def test_script_that_fails_alike_at_once_is_not_to_be_started_again(ends, commits, exit_code):
+def test_script_that_fails_alike_at_once_is_not_to_be_started_again(ends, commits, exit_code, remedy):
     driver = begun(script_restarts=0)
     driver.start_and_form()
     for _ in range(commits):
@@ -188,7 +191,7 @@ def test_script_that_fails_alike_at_once_is_not_to_be_started_again(ends, commit
     driver.tick()
     for worker in (Worker(0, 0), Worker(1, 0)):
         driver.end(worker, f"ended with exit code {STAGE_LOST}")
-    with pytest.raises(RunError, match="stage 1 has no live host") as raised:
+    with pytest.raises(RunError, match=f"stage 1 has no live host .*{remedy}") as raised:
         driver.tick()
     assert raised.value.exit_code == exit_code
 

@@ -61,6 +61,7 @@ def test_units_without_a_live_holder_are_lost():
     assert holdings.lost(EVERYBODY) == ()
     assert holdings.lost({Worker(0, 0), Worker(1, 0)}) == ((5, 10),)
     assert holdings.describe((5, 10)) == "stage 1 has"
+    assert holdings.describe((0, 10)) == "stages 0 1 have"
     holdings.set_current("chains", CHAINS)
     assert holdings.lost({Worker(2, 0), Worker(2, 1)}) == ()
     assert holdings.lost({Worker(0, 0), Worker(0, 1), Worker(2, 0)}) == ((5, 6),)

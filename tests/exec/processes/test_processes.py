@@ -1,5 +1,6 @@
 """How the workers of a machine end: noticed at once, reported once; open files; and the waker."""
 
+import fcntl
 import os
 import resource
 import select
@@ -14,11 +15,12 @@ import pytest
 
 from recycle import JobError, Worker
 from recycle.exec.processes import processes
-from recycle.exec.processes.forkserver import WorkerProcess
+from recycle.exec.processes.forkserver import WorkerProcess, last_lines
 from recycle.exec.processes.processes import LocalProcesses, Waker, require_open_files
-from recycle.exec.protocol import Start
+from recycle.exec.protocol import LINE_SEPARATOR, Start
 from recycle.exec.worker.specification import RunSpecification
 from tests.exec.runs import job
+from tests.waiting import until
 from tests.warm import WarmProcess, run_recycle
 
 pytestmark = pytest.mark.process
@@ -49,7 +51,7 @@ class _Server:
         self.answers, self._unused = os.pipe()
 
     def fork(self, specification: str, log: Path, after: list[WorkerProcess], function: str) -> WorkerProcess:
-        started = subprocess.Popen([sys.executable, "-S", "-c", self._programs.pop(0)])
+        started = subprocess.Popen([sys.executable, "-S", "-c", self._programs.pop(0)], start_new_session=True)
         self._started[started.pid] = started
         self.forked.append(WorkerProcess(started.pid, os.pidfd_open(started.pid)))
         self.after.append(after)
@@ -135,6 +137,45 @@ def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machine
     machines.append(_Machine(SLEEP, "raise SystemExit(3)", SLEEP))
     assert machines[0].wait_for_report() == "tensor rank 1 ended with exit code 3"
     machines[0].end()
+
+
+WRAPPER = """
+import fcntl, subprocess, sys
+lock = open({path!r}, "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+subprocess.run(["sleep", "100"], pass_fds=[lock.fileno()])
+"""
+"""A worker whose script is a process of its own, as with a shell script around it; both hold a lock."""
+
+
+def is_locked(path: Path) -> bool:
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_what_a_worker_has_started_ends_with_it(machines, tmp_path):
+    path = tmp_path / "lock"
+    machines.append(_Machine(WRAPPER.format(path=str(path))))
+    worker = machines[0].server.forked[0].pid
+    until(lambda: Path(f"/proc/{worker}/task/{worker}/children").read_text() and is_locked(path))
+    machines[0].processes.kill(WORKER)
+    assert machines[0].wait_for_report() == "killed by SIGKILL"
+    until(lambda: not is_locked(path))
+
+
+def test_the_last_lines_of_a_large_log_are_read_from_its_end(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nfirst\nlast\n")
+    assert last_lines(log, 2) == LINE_SEPARATOR.join(("first", "last"))
+    log.write_text("only")
+    assert last_lines(log) == "only"
 
 
 # Open files.
