@@ -135,6 +135,7 @@ class GenerationRecord(Progress):
         held: hash of the plan whose units the other workers hold before; empty for the initial units.
         holds: hash of the plan whose units all workers hold once the generation runs; empty for the initial units.
         rounds: iterations after which the plan has replayed all work once; 0 without replays.
+        times: digest of the measured times that the plan suits; empty for the job's.
         disputed: (stage, pipeline, index) of micro-batches for which hosts computed different results when the
             iteration after the committed one ran before.
         behind: background copies while the generation runs, of shards that lost copies in a death.
@@ -154,6 +155,7 @@ class GenerationRecord(Progress):
     held: str = ""
     holds: str = ""
     rounds: int = 0
+    times: str = ""
     disputed: list[tuple[int, int, int]] = []
     behind: list[Copy] = []
     places: dict[str, str] = {}

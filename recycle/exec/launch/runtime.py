@@ -183,7 +183,8 @@ class LeaderRuntime:
         digests = {plan_of(name) if " " in name else name for name in names}
         hosts = {digest: hosts for digest in digests if digest and (hosts := self._plans.hosts(digest)) is not None}
         plan = self._plans.adopted(failed, record.plan) if record.plan else None
-        self._take(Begin(node, record, cursor, plan, hosts, kept=self._checkpoints.kept()))
+        times = self._plans.times(record.times) if record.times else None
+        self._take(Begin(node, record, cursor, plan, hosts, times, kept=self._checkpoints.kept()))
         self._start_trackers()
 
     def _start_trackers(self) -> None:

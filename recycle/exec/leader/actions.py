@@ -95,6 +95,7 @@ class Begin(Value):
         record, cursor: the register; None for a run that starts or resumes.
         plan: the record's plan, prepared again; None if the plan file is missing.
         hosts: hash of each plan that the register names -> hosts.
+        times: the record's measured times; None if the job's count.
         checkpoint: the checkpoint to resume from.
         generation, committed: the last generation and step of the previous part of a script's run.
         kept: steps of the complete checkpoints.
@@ -105,6 +106,7 @@ class Begin(Value):
     cursor: Cursor | None = None
     plan: PreparedPlan | None = None
     hosts: Mapping[str, Hosts] = {}
+    times: Profile | None = None
     checkpoint: StoredCheckpoint | None = None
     generation: int = 0
     committed: int = -1

@@ -161,6 +161,7 @@ class Forming(Membership):
             copies=holdings.copies(target, live, self.holders),
             holds=holdings.name_of(plan.digest, target),
             rounds=plan.rounds,
+            times=self.plans.times_of(plan),
             disputed=self._disputed,
             behind=holdings.background_copies(target, live),
         )

@@ -68,7 +68,7 @@ class Generations(Forming):
         cursor, tell = begin.cursor, self.tell
         self.live = parse_workers(before.live)
         self.expect_processes(before.incarnations, before.places)
-        self.plans.adopt(self.failed, begin.plan, begin.hosts)
+        self.plans.adopt(self.failed, begin.plan, begin.hosts, begin.times)
         if cursor is not None:
             self.struck.update(cursor.struck)
             self.released.update(cursor.released)

@@ -145,7 +145,8 @@ class Plans:
         self._given: dict[_Failed, PreparedPlan] = {}
         """Plans of the given stages that improve on the first plan."""
         self._last: dict[_Failed, PreparedPlan] = {}
-        self._planned_with: dict[_Failed, Profile] = {}
+        self._times: dict[str, Profile] = {}
+        """Hash of a plan -> the measured times that it was made for, or was found to suit."""
         self._failed: _Failed = frozenset()
         self._running: PreparedPlan | None = None
         self._has_searched_layout = False
@@ -170,10 +171,20 @@ class Plans:
         if planned.plan is not None or self._answers.get(planned.question) is None:
             self._answers[planned.question] = planned
 
-    def adopt(self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
+    def adopt(
+        self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts], times: Profile | None = None
+    ) -> None:
+        """Continue with another leader's plan, made for measured times if `times` are given."""
         self.hosts.update(hosts)
         if plan is not None:
             self.take(Planned(Question(failed, is_urgent=True), plan))
+            if times is not None:
+                self._times[plan.digest] = times
+
+    def times_of(self, plan: PreparedPlan) -> str:
+        """Return the digest of the measured times that suit a plan; empty for the job's."""
+        times = self._times.get(plan.digest)
+        return "" if times is None else times.digest()
 
     def _ask(self, question: Question, profile: Profile | None = None) -> None:
         if question not in self._answers:
@@ -217,6 +228,7 @@ class Plans:
             return None
         self._search = None
         if search.better is not None and search.profile is not None:
+            self._times[search.better.digest] = search.profile
             step = self._step + 1
             is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause
             self._pause = self._job.membership.drift_iterations if is_quiet else 2 * self._pause
@@ -283,7 +295,7 @@ class Plans:
         is_moved, search = self._is_moved(running), self._search
         drift = self._drift if self._can_move or not is_moved else None
         if drift is not None:
-            drift.observe(times, self._profile_of(failed), by_stage=is_moved)
+            drift.observe(times, self._profile_of(running), by_stage=is_moved)
         if search is not None and (search.question.failed != failed or search.running is not running):
             search = self._search = None
         if search is not None and search.better is None:
@@ -298,15 +310,15 @@ class Plans:
         elif drift is not None and (self._changed is None or step >= self._changed + self._pause):
             self._search_for_times(drift, running)
 
-    def _profile_of(self, failed: _Failed) -> Profile:
-        return self._planned_with.get(failed, self._job.prices)
+    def _profile_of(self, plan: PreparedPlan | None) -> Profile:
+        return self._job.prices if plan is None else self._times.get(plan.digest, self._job.prices)
 
     def _start_search(self, search: _Search) -> None:
         self._search = search
         self._ask(search.question, search.profile)
 
     def _search_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
-        departure = drift.departed(self._profile_of(self._failed))
+        departure = drift.departed(self._profile_of(running))
         if departure is None:
             return
         for link in departure.slow_links:
@@ -320,14 +332,14 @@ class Plans:
         if answer is None:
             return
         del self._answers[search.question]  # the question may be asked again
-        if search.profile is not None:  # the next departure is relative to these times
-            self._planned_with[self._failed] = search.profile
-        elif answer.plan is None:
+        if search.profile is None and answer.plan is None:
             self._log(self._failed, False, cause=answer.error)
         if answer.plan is not None and self._is_better(search, answer.plan):
             search.better = answer.plan
-        else:
-            self._search = None
+            return
+        self._search = None
+        if search.profile is not None:  # the next departure is relative to these times
+            self._times[search.running.digest] = search.profile
 
     def _is_better(self, search: _Search, plan: PreparedPlan) -> bool:
         running, before = search.running, plan.compared_period

@@ -160,7 +160,7 @@ class PlanService:
         if profile is not None:
             with writing(self._profiles):
                 self._profiles.mkdir(exist_ok=True)
-            file = str((self._profiles / f"{profile.digest()}.json").resolve())
+            file = str(self._profile_file(profile.digest()))
             profile.save(file)
         asked = Question(vector, question.is_urgent, failed, file, question.moves, within)
         if not question.is_urgent or within is not None:
@@ -253,6 +253,15 @@ class PlanService:
         """Return the hosts of the plan with this hash; None if the directory does not hold it."""
         schedule = self._load(digest)
         return None if schedule is None else Hosts.of_schedule(self._job, schedule)
+
+    def times(self, digest: str) -> Profile | None:
+        """Return the measured times with this digest; None if the directory does not hold them."""
+        with contextlib.suppress(RecycleError):
+            return Profile.load(self._profile_file(digest))
+        return None
+
+    def _profile_file(self, digest: str) -> Path:
+        return (self._profiles / f"{digest}.json").resolve()
 
     def adopted(self, failed: frozenset[Worker], digest: str) -> PreparedPlan | None:
         """Return the plan that another leader used without the failed workers, if the directory holds it."""

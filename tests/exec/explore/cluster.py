@@ -55,20 +55,32 @@ from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Action, Event, Persist, Send, Tell
 from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.plans import common_mode
 from recycle.exec.leader.state import RunDescription
 from recycle.exec.members import member_name
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
+from recycle.exec.planning.run_checks import periods_of
 from recycle.exec.processes.forkserver import ForkServerEnded, describe_exit
-from recycle.exec.protocol import Batch, FromWorker, LeaderMessage, Leaving, Permit, Start, WorkerMessage
+from recycle.exec.protocol import (
+    Batch,
+    FromWorker,
+    GenerationRecord,
+    LeaderMessage,
+    Leaving,
+    Permit,
+    Start,
+    WorkerMessage,
+)
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
 from recycle.files import write_whole
+from recycle.ir.instruction import Compute
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
-from recycle.plans import Plan
+from recycle.plans import Plan, failure_vector
 from recycle.plans.plan import programs_of
 from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
 from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Process, Thread, Waiting, current
@@ -97,6 +109,7 @@ LIMITS = {
     "lease": 6,
     "drift": 0.0,
 }
+DRIFT = 0.3
 COURSE = "pipelines ranks micro_batches steps tensor_parallel sharded clip surges"
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -110,6 +123,7 @@ class Scenario:
         replays: steps in which everything is replayed once. surges: steps with larger gradients.
         copy_seconds: time that a copy of a piece of a state takes.
         look_seconds: time that an agent takes between reading what has arrived and looking for ends of processes.
+        drift_iterations: window of measured times after which slow workers get less work; 0 to measure none.
         planned: faults that the job's own injector strikes, as `recycle train --fault` takes them.
         spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
         restarts: of each worker by the run. returns: agents that end come back. slow_plans: share that take seconds.
@@ -147,6 +161,7 @@ class Scenario:
     slow_plans: float = 0.05
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
+    drift_iterations: int = 0
 
     @property
     def is_harmless(self) -> bool:
@@ -164,6 +179,7 @@ class Scenario:
     def calm(self) -> Scenario:
         """What of it the job depends on."""
         names = "per_node checkpoint_every eval_every staggered elastic digests replays trace restarts"
+        names += " drift_iterations"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -208,7 +224,7 @@ def job_of(scenario: Scenario) -> PricedJob:
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": scenario.restarts, "gpu_checks": 0.0},
         integrity={"digests": scenario.digests, "every": scenario.replays},
-        membership=LIMITS,
+        membership=LIMITS | ({"drift": DRIFT, "drift_iterations": many} if (many := scenario.drift_iterations) else {}),
     )
 
 
@@ -221,13 +237,13 @@ def reference(course: Scenario) -> Reference:
 
 
 @cache
-def _planned(planning: Scenario, question: Question, within: str) -> PlannerAnswer:
-    """`within` is the text of the plan whose path `question.within` stands for."""
+def _planned(planning: Scenario, question: Question, texts: tuple[tuple[str, str], ...]) -> PlannerAnswer:
+    """`texts` are the contents of the files that fields of the question name."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        if within:
-            path = Path(folder) / "within.json"
-            path.write_text(within)
-            question = msgspec.structs.replace(question, within=str(path))
+        for name, text in texts:
+            path = Path(folder) / f"{name}.json"
+            path.write_text(text)
+            question = msgspec.structs.replace(question, **{name: str(path)})
         return answer(plan_for_training, job_of(planning), None, question)
 
 
@@ -241,9 +257,10 @@ class _Planner:
 
     def ask(self, question: Question) -> None:
         kernel, cluster = self._process.kernel, CLUSTER
-        within = "" if question.within is None else Path(question.within).read_text()
-        asked = msgspec.structs.replace(question, quick=not question.moves, within=None)
-        answered = msgspec.structs.replace(_planned(cluster.scenario.planning, asked, within), question=question)
+        paths = {"within": question.within, "profile": question.profile}
+        texts = tuple((name, Path(path).read_text()) for name, path in paths.items() if path is not None)
+        asked = msgspec.structs.replace(question, quick=not question.moves, within=None, profile=None)
+        answered = msgspec.structs.replace(_planned(cluster.scenario.planning, asked, texts), question=question)
         seconds = (
             kernel.draw(2.0, 8.0) if kernel.draws.random() < cluster.scenario.slow_plans else kernel.draw(0.01, 0.3)
         )
@@ -773,6 +790,20 @@ class Cluster:
         self.kernel.log(f"agent {node}: {exit}")
         self.exits[node].append(exit)
         self.rules.exited(node, exit)
+
+    def periods(self, record: GenerationRecord, speed: Mapping[str, float]) -> tuple[float, float] | None:
+        """Of the plan in use, and of one for these speeds; None if a worker has no work to be measured by."""
+        path = self.path / "plans" / f"{record.plan}.json"
+        schedule = _load(path) if path.is_file() else None  # the disk may have been full
+        if schedule is None or not all(any(isinstance(i, Compute) for i in schedule.program(w)) for w in schedule.live):
+            return None
+        profile = replace(self.job.prices, speed=dict(speed))
+        vector, failed = failure_vector(self.job.shape, schedule.failed), tuple(map(str, sorted(schedule.failed)))
+        texts = (("profile", msgspec.json.encode(profile).decode()),) if speed else ()
+        answered = _planned(self.scenario.planning, Question(vector, quick=True, failed=failed), texts)
+        periods = periods_of(schedule, self.job, profile)
+        mode = common_mode(periods, answered.facts.periods)
+        return periods[mode], answered.facts.periods[mode]
 
     # Faults.
 

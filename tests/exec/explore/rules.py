@@ -13,9 +13,10 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit
-from recycle.exec.leader.actions import Action, AgentAbsent, DepartureAsked, Send, Tell, Tick
+from recycle.exec.leader.actions import Action, AgentAbsent, Ask, DepartureAsked, Planned, Send, Tell, Tick
 from recycle.exec.leader.commit import NEAR, WINDOW
 from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.plans import MARGIN
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import members_of, split_member, worker_of
 from recycle.exec.processes.forkserver import ForkServerEnded
@@ -59,6 +60,8 @@ LONGEST = 300.0
 """Virtual seconds after the last fault in which a run has to end."""
 CHECK_SECONDS, QUIET_SECONDS = 1.0, 4.0
 """Between two checks of what a leader and its processes think of each other, if nothing has changed for a while."""
+WINDOWS = 7
+"""Windows of measured times without a question to the planner after which the plan suits the workers' speeds."""
 CHECKPOINT_ERRORS = "no space|No space|is still being written|ended before it had written|within"
 """Why a checkpoint may be incomplete."""
 
@@ -118,6 +121,7 @@ class Rules:
         self._evaluated: list[Evaluated | None] = []
         self._had_one_host = False
         self._records, self._ran = dict[int, set[int]](), set[int]()
+        self._better, self._steady_since = "", -1
         self._computed = set[tuple[Process, int]]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
 
@@ -209,6 +213,7 @@ class Rules:
         self._thinks = leader
         self._asked = dict(self.cursor.gone) if self.cursor is not None else {}
         self._until.clear()  # each leader counts from when it is asked
+        self._steady_since = self.committed
         self._given_up = {given for given in self._given_up if self.record and given[0] not in self.record.live}
 
     def took(self, message: Any) -> None:
@@ -221,6 +226,8 @@ class Rules:
                 self.disturb()
                 for other in said:
                     self._take_leaving(other)
+            case Planned():
+                self._steady_since = self.committed
             case AgentAbsent() | Tick(is_reached=False):  # absences do not count while etcd does not answer
                 self.disturb()
             case DepartureAsked(workers=workers):
@@ -242,6 +249,8 @@ class Rules:
         if isinstance(action, Send) and isinstance(action.order, Kill | Start):
             self.disturb()
         match action:
+            case Ask():
+                self._steady_since = self.committed
             case Refused(worker=worker):
                 if (number := self._asked.pop(worker, None)) is not None:
                     self._until.pop((worker, number), None)
@@ -350,7 +359,7 @@ class Rules:
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         self._require_balance(record)
-        self.record = record
+        self.record, self._steady_since = record, self.committed
         hosts = Counter(Worker.parse(worker).rank for worker in record.live)
         self._had_one_host = self._had_one_host or 1 in hosts.values()
         self._records.setdefault(record.generation, set(self.cursor.struck) if self.cursor else set())
@@ -358,8 +367,16 @@ class Rules:
         scenario = self._cluster.scenario
         is_next = before is not None and record.generation > before.generation and self._ran
         may_change = scenario.elastic or scenario.slow_messages or self._cluster.is_resumed
+        may_change = may_change or record.plan == self._better or self._is_end_announced
         if is_next and scenario.is_harmless and not may_change:
             self._fail("take-over", f"generation {record.generation} follows one that runs")
+
+    @property
+    def _is_end_announced(self) -> bool:
+        """Whether the workers stop after the committed step, because a leader had a better plan for slow workers."""
+        commit = self.cursor.commit if self.cursor else None
+        is_end = commit is not None and commit.last == commit.step
+        return bool(self._cluster.scenario.drift_iterations) and is_end
 
     def _require_balance(self, record: GenerationRecord) -> None:
         """Workers that join together copy the same from different holders, if there are several."""
@@ -432,6 +449,8 @@ class Rules:
                 self._struck[worker] = given[1]
             case "fault" if cause and not self._is_struck(worker):
                 self._fail("return", f"worker {worker}, which is well, {cause}")
+            case "replanned":
+                self._better = event["plan"]
             case "checkpoint" if "error" not in event:
                 self.kept.add(event["step"])
         if event["kind"] == "undone":
@@ -543,12 +562,26 @@ class Rules:
         is_done = AgentExit.DONE in exits or AgentExit.ENDED_BEFORE in exits
         return bool(self.kept) and not (is_done or self._is_wrong)
 
+    def _require_good_plan(self) -> None:
+        """After many steps with the same leader, workers, plans and speeds the plan suits the speeds."""
+        cluster, record, last = self._cluster, self.record, self.committed
+        longest = WINDOWS * cluster.scenario.drift_iterations
+        if not longest or record is None or last - self._steady_since < longest:
+            return
+        slow = [fault for fault in map(parse_fault, cluster.scenario.planned) if fault.kind == "slow"]
+        if any(fault.holds_at(last) != fault.holds_at(step) for fault in slow for step in range(last - longest, last)):
+            return
+        periods = cluster.periods(record, {str(f.worker): f.argument or 1.0 for f in slow if f.holds_at(last)})
+        if periods is not None and (1 - MARGIN) * periods[0] > 1.01 * periods[1]:
+            raise Violation("times", f"the plan has period {periods[0]}, and one for the present speeds {periods[1]}")
+
     def ended(self) -> None:
         """The run is over."""
         cluster = self._cluster
         exits = [exit for of_node in cluster.exits.values() for exit in of_node]
         if AgentExit.DONE not in exits:
             return
+        self._require_good_plan()
         steps = cluster.scenario.steps
         lines = [json.loads(line) for line in (cluster.path / "metrics.jsonl").read_text().splitlines()]
         written = [line["step"] for line in lines]

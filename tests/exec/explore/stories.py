@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from recycle.job.shape import place_workers
+from recycle.job.shape import Worker, place_workers
 from tests.exec.explore.cluster import Cluster, Scenario, job_of
 from tests.exec.explore.faults import HARMLESS, Fault
 from tests.exec.explore.rules import Violation
@@ -135,6 +135,17 @@ WORLDS = {
         _THREE, planned=("flip=kernel:1.0@2",), replays=2, restarts=0, steps=6, spared=frozenset({0, 2})
     ),
     "large gradients": replace(_THREE, clip=4.0, surges=(2, 4), copy_seconds=0.05, steps=6),
+    "slow worker": replace(_THREE, planned=("slow=4:1.0@1-6",), drift_iterations=2, micro_batches=2, steps=12),
+    "slow worker at a death": replace(
+        _THREE,
+        planned=("slow=4:1.0@1-30", "kill:2.0@5"),
+        drift_iterations=2,
+        micro_batches=2,
+        slow_plans=0.5,
+        restarts=0,
+        steps=16,
+        spared=frozenset({0, 1}),
+    ),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
@@ -156,12 +167,15 @@ LEAST: dict[str, Any] = {
     "surges": (),
     "copy_seconds": 0.0,
     "look_seconds": 0.0,
+    "drift_iterations": 0,
 }
 """What a shorter story is without."""
 MOST_EFFECTS = {"": 60, " writes": 20, " role": 20}
 """Effects of an agent in most runs, and its requests to write to etcd."""
 JOBS, ROUNDS = 64, 64
 """Jobs that seeds take in turns, and how often before other jobs: plans and references of a job are computed once."""
+SLOW = 0.04
+"""Share of seeds whose leader measures slow workers."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -247,7 +261,24 @@ def draw_scenario(seed: int) -> Scenario:
     if {fault.kind for fault in faults} & STORE:  # an agent whose connection is gone would not find its leader
         faults = [fault for fault in faults if fault.kind != "forge"]
     faults.sort()
-    return replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+    scenario = replace(scenario, spared=spared, planned=tuple(planned), faults=tuple(faults), crashes=crashes)
+    return _with_rare_parts(scenario, workers, random.Random(f"rare {seed}"))
+
+
+def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: random.Random) -> Scenario:
+    """Perhaps with slow workers that the leader notices. Drawn apart, so that other seeds stay as they are."""
+    kinds = {fault.kind for fault in scenario.faults}
+    if draws.random() < SLOW and "suspend" not in kinds and not scenario.tensor_parallel > 1:
+        slow = []
+        for worker in draws.sample(workers, draws.choice([1, 1, 2])):
+            first = draws.randrange(3)
+            last = draws.choice([first + 5, first + 9, 99])
+            slow.append(f"slow={draws.choice([2, 3, 4])}:{worker}@{first}-{last}")
+        faults = tuple(fault._replace(time=2.5 * fault.time) for fault in scenario.faults)
+        planned = tuple(text for text in scenario.planned if not text.startswith("slow"))
+        scenario = replace(scenario, micro_batches=2, steps=draws.choice([10, 14, 20]), faults=faults)
+        scenario = replace(scenario, drift_iterations=2, planned=(*planned, *slow))
+    return scenario
 
 
 def _may_pause(planned: Iterable[str]) -> bool:

@@ -254,6 +254,23 @@ STORIES = {
         look_seconds=0.05,
         spared=frozenset({0}),
     ),
+    "slow worker is well again after a change of leader": story(
+        11,
+        Fault(0.0, "lose leases", moment="Committed", number=11),
+        drift_iterations=2,
+        steps=28,
+        restarts=0,
+        planned=("slow=3:1.0@2-8",),
+    ),
+    "worker dies when the plan for a slow one is ready": story(
+        7,
+        Fault(0.0, "kill worker", 2, moment="running", number=7),
+        pipelines=3,
+        drift_iterations=2,
+        steps=28,
+        planned=("slow=3:1.0@2-28",),
+        spared=frozenset({0}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
