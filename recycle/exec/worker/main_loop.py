@@ -105,14 +105,15 @@ class MainLoop:
             earlier = record.earlier  # if this process has missed it, the stages are still in its state
             if before is not None and earlier is not None and self.updates.all_at(earlier.step):
                 self._save(before, earlier)
-            if self._roll_to_committed(record):
-                yield Pause(record.committed, "stepped")
+            has_stepped = self._roll_to_committed(record)
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
             # A generation that formed since may have placed other stages.
             if is_over and self.hosted.restore_confirmed():
                 self.updates.mark_rehosted(record.committed)
             if self.hosted.is_confirmed:
                 self._save(record, record.commit)
+            if has_stepped:
+                yield Pause(record.committed, "stepped")
             if is_over:
                 return True
             commit, before = (yield from self._run_generation(record)), record

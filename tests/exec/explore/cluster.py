@@ -48,6 +48,7 @@ import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
 from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
+from recycle.exec.device import DeviceState
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
@@ -86,6 +87,7 @@ from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
 from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Process, Thread, Waiting, current
 from tests.exec.explore.network import Selector
 from tests.exec.explore.rules import CHECK_SECONDS, LONGEST, Reference, Rules, Violation
+from tests.exec.explore.script import COMMAND, ScriptWorld, UserScript, job_with_script
 from tests.exec.explore.stages import simulated_stages
 from tests.exec.explore.store import Store
 from tests.exec.explore.threads import Event as ThreadEvent
@@ -130,6 +132,7 @@ class Scenario:
         crashes: processes that end after so many of their effects: messages, requests to the store, transfers; or
             after so many of requests to write ("agent 0 writes"). With "agent 0 role" such a request is carried out
             without an answer, and the agent's leases end.
+        script: what trains in place of recycle's trainer; then `checkpoint_every` and `eval_every` are its own.
         detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
@@ -160,6 +163,7 @@ class Scenario:
     returns: bool = True
     slow_plans: float = 0.05
     crashes: frozenset[tuple[str, int]] = frozenset()
+    script: UserScript | None = None
     detours: frozenset[int] | None = None
     drift_iterations: int = 0
 
@@ -168,7 +172,8 @@ class Scenario:
         """Whether nothing strikes but losses of the role and of connections, and no step is repeated."""
         are_short = all(f.kind in HARMLESS or (f.kind == "stall store" and f.seconds < 2.0) for f in self.faults)
         is_slow = all(text.startswith("slow") for text in self.planned)
-        return is_slow and are_short and self.has_roles_only and not self.surges
+        has_error = self.script is not None and self.script.fails_at >= 0
+        return is_slow and not has_error and are_short and self.has_roles_only and not self.surges
 
     @property
     def has_roles_only(self) -> bool:
@@ -193,12 +198,14 @@ class Scenario:
         return self._only("pipelines ranks micro_batches staggered tensor_parallel sharded elastic replays")
 
     def _only(self, names: str) -> Scenario:
-        return Scenario(**{name: getattr(self, name) for name in names.split()})
+        named = {name: getattr(self, name) for name in names.split()}
+        return Scenario(**named, script=self.script and UserScript())
 
 
 @cache
 def job_of(scenario: Scenario) -> PricedJob:
-    return job(
+    own = scenario.script is None
+    priced = job(
         scenario.pipelines,
         scenario.ranks,
         scenario.micro_batches,
@@ -212,7 +219,7 @@ def job_of(scenario: Scenario) -> PricedJob:
             "move_when": "always",
         },
         train={
-            "checkpoint_every": scenario.checkpoint_every,
+            "checkpoint_every": scenario.checkpoint_every if own else 0,
             "checkpoint_deadline": 30.0,
             "checkpoint_keep": 1,
             "steps": scenario.steps,
@@ -221,11 +228,12 @@ def job_of(scenario: Scenario) -> PricedJob:
             "clip": scenario.clip,
             "non_finite": "skip",
         },
-        eval={"every": scenario.eval_every},
+        eval={"every": scenario.eval_every if own else 0},
         cluster={"workers_per_node": scenario.per_node, "restarts": scenario.restarts, "gpu_checks": 0.0},
         integrity={"digests": scenario.digests, "every": scenario.replays},
         membership=LIMITS | ({"drift": DRIFT, "drift_iterations": many} if (many := scenario.drift_iterations) else {}),
     )
+    return priced if own else job_with_script(priced)
 
 
 @cache
@@ -336,7 +344,8 @@ class _Processes:
         assert process.code is not None
         is_last = not any(other.is_alive for other in processes)
         if self.processes.get(worker) is processes and worker not in self._ended and (process.code or is_last):
-            self._ended[worker] = process.how if process.how.startswith("killed") else describe_exit(process.code), ""
+            how = process.how if process.how.startswith("killed") else describe_exit(process.code)
+            self._ended[worker] = how, process.lines
             CLUSTER.kernel.wake(self._waker.waiting)
         if process.code:
             for other in processes:
@@ -376,8 +385,9 @@ class _Processes:
 
 
 def _live(specification: str) -> None:
+    run = run_worker if CLUSTER.script is None else CLUSTER.script.run
     try:
-        run_worker(specification)
+        run(specification)
     except RuntimeError as error:
         if "struck by the fault" not in str(error):
             raise
@@ -399,7 +409,7 @@ class _Member(Member):
 class _Participant(Participant):
     """A process that is not forked, and has neither signals nor a device."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, device_state: Callable[[], DeviceState] = DeviceState) -> None:
         self.specification = specification = msgspec.json.decode(text, type=WorkerSpecification)
         run, self.job = specification.run, CLUSTER.job
         self.worker, self.tensor_rank = Worker.parse(specification.worker), specification.tensor_rank
@@ -419,6 +429,7 @@ class _Participant(Participant):
             self.transport.wake,
             self.end,
             specification.generation,
+            device_state,
         )
         CLUSTER.leave_calls[current().process] = partial(self._leave, Leaving(specification.incarnation))
 
@@ -427,6 +438,8 @@ class _Participant(Participant):
             self.member.send(message)
 
     def end(self, reason: str, code: int = 3) -> Any:
+        if CLUSTER.script is not None:
+            current().process.lines = f"worker {self.name} ends: {reason}"
         current().process.end(f"ended with exit code {code}: {reason}" if code != 3 else "", code)
         CLUSTER.kernel.log(f"worker {self.name} says: {reason}")
         CLUSTER.kernel.park()
@@ -623,6 +636,7 @@ class Cluster:
         self.kernel.detours = scenario.detours
         places = place_workers(self.job.shape, scenario.per_node)
         self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
+        self.script = None if scenario.script is None else ScriptWorld(self, scenario.script)
         self.rules = Rules(self)
         self.store = Store(self.kernel, lambda *change: self.rules.written(*change))
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
@@ -655,6 +669,8 @@ class Cluster:
             planner=plan_for_training,
             faults=[parse_fault(text) for text in scenario.planned],
             observer=_Observer(self),
+            command=() if scenario.script is None else COMMAND,
+            script_restarts=0 if scenario.script is None else scenario.script.restarts,
         )
         self.path = path
         modules = recycle.exec
@@ -679,6 +695,7 @@ class Cluster:
             *simulated_stages(scenario.tensor_parallel, scenario.surges, scenario.copy_seconds),
             *INTERVALS,
             *PURE,
+            *([] if self.script is None else self.script.stand_ins(_Participant)),
         ]
         try:
             # Threads that wait within `no_grad` leave the gradient mode as they please.
@@ -697,6 +714,8 @@ class Cluster:
         finally:
             for process in list(self.kernel.processes):
                 process.end("the run is over", 0)
+            if self.script is not None:
+                self.script.close()
             if directory is None:
                 shutil.rmtree(path, ignore_errors=True)
         return self.exits
@@ -719,6 +738,8 @@ class Cluster:
             process.end("its run has ended", 0)
         kernel.log(f"the run is resumed, after {self.exits}")
         self.is_resumed, kernel.is_finished = True, False
+        if self.script is not None:
+            self.script.mend()
         self.scenario = replace(self.scenario, faults=(), crashes=frozenset(), spared=frozenset())
         kernel.crashes.clear()
         self._aimed.clear()

@@ -53,7 +53,7 @@ class Process:
     ) -> None:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
         self.incarnation, self.tensor_rank = incarnation, 0
-        self.is_alive, self.is_stopped, self.how = True, False, ""
+        self.is_alive, self.is_stopped, self.how, self.lines = True, False, "", ""
         self.code: int | None = None
         self.effects = dict[str, int]()
         self.sockets: list[Socket] = []

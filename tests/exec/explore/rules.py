@@ -25,7 +25,6 @@ from recycle.exec.protocol import (
     Batch,
     Committed,
     Cursor,
-    Evaluated,
     EvaluationResult,
     Formed,
     FromWorker,
@@ -106,6 +105,9 @@ class Rules:
         self._crashing = {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
         self._struck: dict[Worker, int] = {}
         self._rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
+        is_full = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
+        self._may_lack = is_full or (before is not None and before._may_lack)
+        """A full disk may have cost lines of metrics."""
         self._given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
         self._until = dict[tuple[str, int], float]()
         self.kept = set[int]()
@@ -118,7 +120,7 @@ class Rules:
         self.committed = -1
         self._has_outcome = False
         self._commits: set[tuple[int, int]] = set()
-        self._evaluated: list[Evaluated | None] = []
+        self._evaluated = set[str]()
         self._had_one_host = False
         self._records, self._ran = dict[int, set[int]](), set[int]()
         self._better, self._steady_since = "", -1
@@ -185,7 +187,7 @@ class Rules:
             case Strike(fault=fault) if cursor is not None and fault not in cursor.struck:
                 self._fail("persist", f"{process.name} is struck by {fault}, which is not written")
             case EvaluationResult(generation=generation, evaluated=evaluated) if cursor is not None:
-                if cursor.generation == generation and evaluated not in self._evaluated:
+                if cursor.generation == generation and str(evaluated) not in self._evaluated:
                     self._fail("persist", f"{process.name} hears of {evaluated}, which is not written")
             case Committed(generation=generation, commit=commit):
                 if (generation, commit.step) not in self._commits and not self._is_begin(generation, commit.step):
@@ -254,9 +256,11 @@ class Rules:
             case Refused(worker=worker):
                 if (number := self._asked.pop(worker, None)) is not None:
                     self._until.pop((worker, number), None)
-            case Tell(message=Leave(worker=worker, incarnation=number, stage_lost=lost)) if self.record is not None:
+            case Tell(message=Leave(stage_lost=lost)) if lost:
+                pass  # of a script, which all processes leave
+            case Tell(message=Leave(worker=worker, incarnation=number)) if self.record is not None:
                 # Processes of a run that was stopped leave when it continues.
-                if not lost and self.record.plan and self._asked.get(worker) != number:
+                if self.record.plan and self._asked.get(worker) != number:
                     self._fail("left", f"process {number} of worker {worker} may leave, and was not asked to")
                 if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
@@ -309,10 +313,11 @@ class Rules:
             if not (process.is_alive and is_live):
                 continue
             if cursor.phase == "running":
-                is_new, evaluated = cursor.committed > record.committed, cursor.evaluated
+                is_new, evaluated = cursor.committed > record.committed, cursor.evaluated  # of a script it is NaN
                 knows = state.generation == cursor.generation and state.permit("run") is not None
                 knows &= not is_new or state.commit(cursor.committed) is not None
-                knows &= evaluated in (None, record.evaluated) or state.evaluated(evaluated.step) is not None
+                is_known = evaluated is None or str(evaluated) == str(record.evaluated)
+                knows &= is_known or state.evaluated(evaluated.step) is not None
             else:
                 knows = cursor.phase == "proposed" or state.generation != cursor.generation or state.is_over
             if not knows:
@@ -359,6 +364,8 @@ class Rules:
         if (before is None or record.generation > before.generation) and record.mode != "barrier":
             self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         self._require_balance(record)
+        if self._cluster.script is not None:
+            self._cluster.script.recorded(before, record)
         self.record, self._steady_since = record, self.committed
         hosts = Counter(Worker.parse(worker).rank for worker in record.live)
         self._had_one_host = self._had_one_host or 1 in hosts.values()
@@ -396,18 +403,20 @@ class Rules:
             self._fail("generation", f"cursor of {cursor.generation} follows {before.generation}")
         is_same = before is not None and cursor.generation == before.generation
         # A stage without a live host is restored from a checkpoint, and a wrong state is left, in a new generation.
-        if cursor.committed < self.committed and (is_same or (self._cluster.scenario.spared and not self._is_wrong)):
+        has_failed = self._cluster.script is not None and self._cluster.script.has_failed
+        may_go_back = not self._cluster.scenario.spared or self._is_wrong or has_failed
+        if cursor.committed < self.committed and (is_same or not may_go_back):
             self._fail("commit", f"step {cursor.committed} follows {self.committed} in generation {cursor.generation}")
         if before is not None and cursor.committed > self.committed + 1:
             self._fail("commit", f"step {cursor.committed} follows {self.committed}")
         if self.record is not None and cursor.generation == self.record.generation and is_same:
             if cursor.committed == self.committed + 1:
                 self._require_said("reports", self.record, f"Report {cursor.committed}")
-            if cursor.evaluated is not None and before is not None and cursor.evaluated != before.evaluated:
+            if cursor.evaluated is not None and before is not None and str(cursor.evaluated) != str(before.evaluated):
                 self._require_said("reports", self.record, f"EvaluationReport {cursor.evaluated.step}")
         self.cursor, self.committed = cursor, cursor.committed
         self._asked.update(cursor.gone)
-        self._evaluated.append(cursor.evaluated)
+        self._evaluated.add(str(cursor.evaluated))
         if cursor.phase == "running":
             self._ran.add(cursor.generation)
         if cursor.commit is not None:
@@ -531,6 +540,8 @@ class Rules:
         away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
+        if self._cluster.script is not None and isinstance(exit, RecycleError):
+            self._cluster.script.exited(exit)
         kinds = {fault.kind for fault in self._cluster.scenario.faults}
         verified = self._thinks and self._thinks.record.verified_step
         restorable = sorted(step for step in self.kept if verified is None or step <= verified)
@@ -544,6 +555,7 @@ class Rules:
             and not is_stopping
             and not self._is_over_for_another
             and not isinstance(exit, ForkServerEnded)  # the node's own end
+            and not (self._cluster.script is not None and self._cluster.script.has_failed)
             and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
             and not (self._cluster.scenario.slow_messages and "no heartbeat for" in str(exit))
@@ -560,7 +572,7 @@ class Rules:
     def may_be_resumed(self) -> bool:
         exits = [exit for of_node in self._cluster.exits.values() for exit in of_node]
         is_done = AgentExit.DONE in exits or AgentExit.ENDED_BEFORE in exits
-        return bool(self.kept) and not (is_done or self._is_wrong)
+        return bool(self.kept or self._cluster.script) and not (is_done or self._is_wrong)
 
     def _require_good_plan(self) -> None:
         """After many steps with the same leader, workers, plans and speeds the plan suits the speeds."""
@@ -585,8 +597,7 @@ class Rules:
         steps = cluster.scenario.steps
         lines = [json.loads(line) for line in (cluster.path / "metrics.jsonl").read_text().splitlines()]
         written = [line["step"] for line in lines]
-        may_lack = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
-        if written != list(range(steps)) and not (may_lack and written == sorted(set(written))):
+        if written != list(range(steps)) and not (self._may_lack and written == sorted(set(written))):
             raise Violation("line", f"metrics has steps {written}, not {steps}")
         if wrong := "; ".join(filter(None, map(self._wrong_bits, lines))):
             raise Violation("bits", wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count, islice
@@ -16,6 +16,7 @@ from recycle.job.shape import Worker, place_workers
 from tests.exec.explore.cluster import Cluster, Scenario, job_of
 from tests.exec.explore.faults import HARMLESS, Fault
 from tests.exec.explore.rules import Violation
+from tests.exec.explore.script import UserScript
 
 WEIGHTS = {
     "kill worker": 4,
@@ -149,6 +150,29 @@ WORLDS = {
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
+_SCRIPT = replace(_THREE, checkpoint_every=2, eval_every=2, staggered=False, script=UserScript())
+_SCRIPT_LOST = replace(_SCRIPT, pipelines=2, spared=frozenset(), steps=5, planned=("kill:0.0@3", "kill:1.0@3"))
+SCRIPTS = {
+    "script": _SCRIPT,
+    "script rejoins": replace(
+        _SCRIPT, planned=("rejoin:1.0@2", "kill:1.0@1"), restarts=0, script=UserScript(pauses=True)
+    ),
+    "script restarts": replace(_SCRIPT, ranks=2, planned=("kill:1.0@1", "slow=4:0.0@2"), steps=6),
+    "script leaves": replace(_SCRIPT, faults=(Fault(3.5, "leave worker", 1),), steps=6),
+    "script loses a stage": replace(_SCRIPT_LOST, script=UserScript(restarts=1)),
+    "script loses a stage twice": replace(
+        _SCRIPT_LOST,
+        ranks=2,
+        planned=("kill:0.1@1", "kill:1.1@1", "kill:0.0@4", "kill:1.0@4"),
+        script=UserScript(restarts=2),
+    ),
+    "script fails": replace(_SCRIPT, script=UserScript(restarts=1, fails_at=3)),
+    "script fails at the end": replace(_SCRIPT, steps=3, script=UserScript(fails_at=3)),
+    "script fails after its session": replace(_SCRIPT, steps=3, script=UserScript(fails_at=4)),
+    "script stops": replace(_SCRIPT, script=UserScript(stops_at=1)),
+    "script is stopped": replace(_SCRIPT, faults=(Fault(3.5, "end run"),), steps=8),
+}
+"""Such runs of a user's script."""
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
@@ -176,6 +200,8 @@ JOBS, ROUNDS = 64, 64
 """Jobs that seeds take in turns, and how often before other jobs: plans and references of a job are computed once."""
 SLOW = 0.04
 """Share of seeds whose leader measures slow workers."""
+SCRIPT_SHARE = 1 / 6
+"""Of seeds with a script of the user's own."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -211,14 +237,17 @@ def _draw_job(number: int) -> Scenario:
 
 
 def draw_scenario(seed: int) -> Scenario:
-    draws = random.Random(seed)
+    draws, of_script = random.Random(seed), random.Random(f"script {seed}")
+    has_script = of_script.random() < SCRIPT_SHARE
 
     def chance(share: float) -> bool:
         return draws.random() < share
 
     if chance(0.5):
-        return _aimed(draws, seed)
+        return _aimed(draws, seed, SCRIPTS if has_script else WORLDS)
     scenario = _draw_job(seed // (JOBS * ROUNDS) * JOBS + seed % JOBS)
+    if has_script:
+        scenario = _with_script(of_script, scenario)
     scenario = replace(scenario, slow_messages=draws.choice([0.0, 0.0, 0.02]), seed=seed)
     pipelines, steps, sharded = scenario.pipelines, scenario.steps, scenario.sharded
     places = place_workers(job_of(scenario.calm).shape, scenario.per_node)
@@ -295,9 +324,24 @@ def _moments(world: Scenario) -> tuple[list[tuple[str, int]], list[tuple[str, in
     return tuple([(name, at + 1) for name in sorted(most) for at in range(most[name])] for most in (moments, writes))
 
 
-def _aimed(draws: random.Random, seed: int) -> Scenario:
+def _with_script(draws: random.Random, scenario: Scenario) -> Scenario:
+    steps = scenario.steps
+    never = [-1] * 8
+    script = UserScript(
+        restarts=draws.choice([0, 0, 1, 2]),
+        fails_at=draws.choice([*never, steps - 1, steps, steps + 1]),
+        stops_at=draws.choice([*never, steps // 2]),
+        pauses=draws.random() < 0.2,
+    )
+    every = draws.choice([0, 1, 2, 2])
+    return replace(
+        scenario, staggered=False, sharded=False, elastic=False, digests=0, checkpoint_every=every, script=script
+    )
+
+
+def _aimed(draws: random.Random, seed: int, worlds: Mapping[str, Scenario]) -> Scenario:
     """A world, and faults that are aimed at moments of its leader."""
-    world = draws.choice(list(WORLDS.values()))
+    world = draws.choice(list(worlds.values()))
     workers = world.pipelines * world.ranks
     others = [number for number in range(workers) if world.spared and number not in world.spared]
     kinds = list(AIMED) if others and draws.random() < 0.4 else list(HARMLESS)

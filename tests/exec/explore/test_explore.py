@@ -22,7 +22,9 @@ from recycle.plans import Plan, failure_vector
 from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
 from tests.exec.explore.faults import Fault
 from tests.exec.explore.small import SMALL, crash_points
-from tests.exec.explore.stories import WORLDS, draw_scenario, violation_of
+from tests.exec.explore.stories import SCRIPTS, WORLDS, draw_scenario, violation_of
+
+ALL_WORLDS = {**WORLDS, **SCRIPTS}
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
@@ -282,14 +284,14 @@ def test_story_that_violated_a_rule(name: str) -> None:
     assert violation_of(STORIES[name]) is None
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ALL_WORLDS)
 def test_world_holds_the_rules(name: str) -> None:
     for seed in range(2):
-        assert violation_of(replace(WORLDS[name], seed=WORLDS[name].seed + seed)) is None, seed
+        assert violation_of(replace(ALL_WORLDS[name], seed=ALL_WORLDS[name].seed + seed)) is None, seed
 
 
 def aimed(world: str, *faults: Fault, **more: Any) -> Scenario:
-    return replace(WORLDS[world], faults=(*WORLDS[world].faults, *faults), **more)
+    return replace(ALL_WORLDS[world], faults=(*ALL_WORLDS[world].faults, *faults), **more)
 
 
 def at(moment: str, number: int, kind: str, target: int = 0, seconds: float = 0.0) -> Fault:
@@ -372,6 +374,7 @@ AIMED = [
         faults=(Fault(2.6, "drain worker", 3),),
         crashes=frozenset({("agent 3 role", 7)}),
     ),
+    aimed("script rejoins", at("Committed", 2, "break", 0, 1.5)),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ class Work:
     ) -> None:
         self._kernel, self.peers, self._buffer, self._is_sum = kernel, peers, buffer, is_sum
         self._is_done, self._error = False, None
+        self.at_end: Callable[[], object] = lambda: None
         self._waiting: Waiting = []
 
     def is_completed(self) -> bool:
@@ -50,6 +51,7 @@ class Work:
             self._is_done = True
             if result is not None and self._buffer is not None:
                 self._buffer.copy_(result)
+                self.at_end()
             self._kernel.wake(self._waiting)
 
     def fail(self, error: RuntimeError) -> None:
@@ -76,6 +78,7 @@ class Fabric:
         self.kernel, self._dead_after = kernel, dead_after
         self.ends: dict[tuple[str, Worker], SimulatedGroups] = {}
         self.broken: dict[Process, float] = {}
+        self.exchanged: dict[object, Work | torch.Tensor] = {}
         self.sums: dict[object, dict[Worker, tuple[SimulatedGroups, Work, torch.Tensor]]] = {}
 
     def cut(self, pair: frozenset[int]) -> None:
@@ -121,23 +124,62 @@ class _Sum:
         return self._end._start_receive(self._roles[rank], tensors[0], (self._stage, tag))
 
     def allreduce(self, tensors: Sequence[torch.Tensor]) -> Work:
-        end, (buffer,) = self._end, tensors
-        fabric, kernel = end.fabric, end.fabric.kernel
+        (buffer,) = tensors
+        work = self._end.start(self._hosts - {self._end.role}, buffer, is_sum=True)
+        return self._exchange(work, buffer, lambda parts: sum(parts[1:], parts[0]))
+
+    def allgather(self, outputs: Sequence[Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor]) -> Work:
+        (rows,), (own,) = outputs, tensors
+        whole = torch.empty((len(rows), *own.shape), dtype=own.dtype)
+        work = self._end.start(self._hosts - {self._end.role}, whole)
+        work.at_end = lambda: [row.copy_(part) for row, part in zip(rows, whole, strict=True)]
+        return self._exchange(work, own, torch.stack)
+
+    def _exchange(self, work: Work, buffer: torch.Tensor, combine: Callable[[list[torch.Tensor]], Any]) -> Work:
+        end, fabric, kernel = self._end, self._end.fabric, self._end.fabric.kernel
         self._count += 1
         key = end.name, self._stage, self._count
-        work = end.start(self._hosts - {end.role}, buffer, is_sum=True)
         parts = fabric.sums.setdefault(key, {})
 
         def arrive(part: torch.Tensor) -> None:
             parts[end.role] = end, work, part
             if parts.keys() == self._hosts:
-                total = sum((parts[role][2] for role in sorted(parts)[1:]), parts[min(parts)][2])
+                total = combine([parts[role][2] for role in sorted(parts)])
                 for other, waiting, _ in parts.values():
                     finish = partial(waiting.finish, total.clone())
                     kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish, end.channel(other))
 
         kernel.after(kernel.draw(0.001, 0.01), partial(arrive, buffer.clone()))
         kernel.count_effect()
+        return work
+
+
+class _TensorRanks:
+    """The group of a worker's tensor ranks; each exchange has its own tag."""
+
+    def __init__(self, end: SimulatedGroups, generation: str, rank: int) -> None:
+        self._end, self._name, self._rank = end, (generation, end.role), rank
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        end, kernel = self._end, self._end.fabric.kernel
+        work, copy, key = end.start(frozenset()), tensors[0].clone(), (*self._name, rank, self._rank, tag)
+
+        def arrive() -> None:
+            work.finish()
+            waiting = end.fabric.exchanged.setdefault(key, copy)
+            if isinstance(waiting, Work):
+                waiting.finish(copy)
+
+        kernel.after(kernel.delay(end.host, end.host), arrive)
+        return work
+
+    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        exchanged, key = self._end.fabric.exchanged, (*self._name, self._rank, rank, tag)
+        work, sent = self._end.start(frozenset(), tensors[0]), exchanged.get(key)
+        if isinstance(sent, torch.Tensor):
+            work.finish(sent)
+        else:
+            exchanged[key] = work
         return work
 
 
@@ -187,6 +229,8 @@ class SimulatedGroups(GlooTransport):
             for stage, hosts in groups.hosts.items()
             if self.role in hosts and len(hosts) > 1
         }
+        self._tensor = _TensorRanks(self, groups.name, self._tensor_rank)
+        self._everyone = _Sum(self, -1, groups.members)
 
     def start(self, peers: frozenset[Worker], buffer: torch.Tensor | None = None, is_sum: bool = False) -> Work:
         work = Work(self.fabric.kernel, peers, buffer, is_sum)

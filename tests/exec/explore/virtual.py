@@ -31,6 +31,7 @@ from tests.exec.explore.network import (
 from tests.exec.explore.threads import Condition, Event, Executor, Future, Lock, Queue, wait_for_futures
 
 EPOCH = 1.7e9
+_ABSENT = object()
 
 
 def _sleep(seconds: float) -> None:
@@ -83,10 +84,10 @@ def virtual(kernel: Kernel, others: Iterable[tuple[types.ModuleType, str, Any]])
     machine.KERNEL, replaced = kernel, list[tuple[types.ModuleType, str, Any]]()
     try:
         for module, name, value in (*_wanted(len(sys.modules)), *others):
-            replaced.append((module, name, getattr(module, name)))
+            replaced.append((module, name, getattr(module, name, _ABSENT)))
             setattr(module, name, value)
         yield
     finally:
         kernel.close()
         for module, name, value in reversed(replaced):
-            setattr(module, name, value)
+            delattr(module, name) if value is _ABSENT else setattr(module, name, value)
