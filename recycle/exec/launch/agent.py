@@ -51,7 +51,7 @@ class AgentExit(Enum):
     ENDED_BEFORE = "the run had ended before"
     DONE = "the run has ended after its last iteration"
     STOPPED = "the run was ended early, and can be resumed"
-    LEFT = "the node has left, and the run continues"
+    LEFT = "the node has left the run"
 
 
 def serve(
