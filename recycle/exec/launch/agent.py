@@ -52,7 +52,7 @@ class AgentExit(Enum):
     ENDED_BEFORE = "the run had ended before"
     DONE = "the run has ended after its last iteration"
     STOPPED = "the run was ended early; start all agents again with --resume to continue it"
-    LEFT = "the node has left, and the run continues; start its agent again to rejoin"
+    LEFT = "the node has left the run; start its agent again to rejoin"
 
 
 def serve(

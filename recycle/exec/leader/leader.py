@@ -228,7 +228,12 @@ class Leader(Generations):
     def _start(self) -> None:
         record, live = self.record, self.live
         self.take_fresh_ends()
-        if missing := self.missing_nodes(live):
+        missing = self.missing_nodes(live)
+        running = [worker for worker in live if self.processes[worker].is_running]
+        if self.are_asked_to_leave(running) and not (missing and self.waited < self.limits.lease):
+            self._end_early()  # all agents had time to connect
+            return
+        if missing:
             nodes = " ".join(map(str, missing))
             if self._can_restore and not self.is_awaited(live):
                 self._start_restore(StageLost(f"nodes {nodes} have left again"), live)

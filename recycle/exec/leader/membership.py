@@ -284,9 +284,7 @@ class Membership(RunState):
                 self.tell(self.release(worker))  # it starts up, or waits to join
             elif worker not in live:
                 self.gone[str(worker)] = self._notices.pop(worker).incarnation
-        noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
-        noticed |= {worker for worker in self._refused if self._refused[worker] == self.processes[worker].incarnation}
-        self.all_leave = bool(live) and noticed >= live
+        self.all_leave = self.are_asked_to_leave(live)
         for worker in list(self._notices) if not self.all_leave else ():
             stay = live.difference(self.prepared, [worker])
             away = {other for other in stay if self.is_awaited([other])}  # perhaps dead with its agent
@@ -305,6 +303,12 @@ class Membership(RunState):
                 for worker in self.prepared:
                     self._refuse(worker, str(error))
                 self.prepared = []
+
+    def are_asked_to_leave(self, workers: Collection[Worker]) -> bool:
+        """Whether signals have asked all these processes to leave, if there are any."""
+        asked = {worker: notice.incarnation for worker, notice in self._notices.items() if notice.by_signal}
+        asked |= self._refused
+        return bool(workers) and all(asked.get(worker) == self.processes[worker].incarnation for worker in workers)
 
     def _refuse(self, worker: Worker, reason: str) -> None:
         notice = self._notices.pop(worker)

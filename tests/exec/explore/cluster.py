@@ -34,6 +34,7 @@ import recycle.exec.faults.kinds
 import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
 import recycle.exec.launch.agreement
+import recycle.exec.launch.launcher
 import recycle.exec.launch.node
 import recycle.exec.launch.run_directory
 import recycle.exec.launch.runtime
@@ -46,6 +47,7 @@ import recycle.exec.worker.member
 import recycle.exec.worker.step_state
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
+from recycle.cli.train import CLOSING_SECONDS, CLOSING_SHARE
 from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
 from recycle.exec.device import DeviceState
@@ -53,6 +55,7 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
+from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Action, Event, Persist, Send, Tell
 from recycle.exec.leader.leader import Leader
@@ -133,6 +136,9 @@ class Scenario:
             after so many of requests to write ("agent 0 writes"). With "agent 0 role" such a request is carried out
             without an answer, and the agent's leases end.
         script: what trains in place of recycle's trainer; then `checkpoint_every` and `eval_every` are its own.
+        launched: `recycle train` runs all workers, without agents and a store.
+        arrivals: seconds at which the agents of nodes 0, 1, … start for the first time; within the first second if
+            not given, and never if negative.
         detours: numbers of messages that arrive after the next one of another sender (`Kernel.detours`).
     """
 
@@ -164,6 +170,8 @@ class Scenario:
     slow_plans: float = 0.05
     crashes: frozenset[tuple[str, int]] = frozenset()
     script: UserScript | None = None
+    launched: bool = False
+    arrivals: tuple[float, ...] = ()
     detours: frozenset[int] | None = None
     drift_iterations: int = 0
 
@@ -311,7 +319,8 @@ class _Processes:
         self._ended: dict[Worker, tuple[str, str]] = {}
         self._hub: Selector | None = None
         self._has_server = True
-        CLUSTER.processes[self._agent.host] = self
+        if CLUSTER.agents.get(self._agent.host) is self._agent:
+            CLUSTER.processes[self._agent.host] = self
 
     def watch(self, hub: Selector) -> None:
         self._hub = hub
@@ -465,6 +474,21 @@ class _State(MemberState):
     def take(self, message: LeaderMessage) -> None:
         CLUSTER.rules.heard(current().process, message)
         super().take(message)
+
+
+class _Runtime(LeaderRuntime):
+    """The launcher's, which writes to no store."""
+
+    def __init__(self, **named: Any) -> None:
+        process, written = current().process, CLUSTER.rules.written
+
+        def register(action: Persist) -> None:
+            for name, value in (("record", action.record), ("cursor", action.cursor)):
+                if value is not None:
+                    written(name, msgspec.msgpack.encode(value), process)
+
+        written("role", b"", process)
+        super().__init__(**named | {"register": register})
 
 
 class _Leader(Leader):
@@ -623,6 +647,8 @@ PURE: list[tuple[Any, str, Any]] = [
 ]
 """What repeats in every run, and is computed once."""
 _programs = _once(lambda schedule, job: programs_of(schedule, job, []))
+OVER = AgentExit.DONE, AgentExit.ENDED_BEFORE, AgentExit.STOPPED
+Exit = AgentExit | RecycleError | KeyboardInterrupt
 CLUSTER: Cluster
 
 
@@ -635,6 +661,8 @@ class Cluster:
         self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.kernel.detours = scenario.detours
         places = place_workers(self.job.shape, scenario.per_node)
+        if scenario.launched:
+            places = [list(self.job.shape.workers())]
         self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
         self.script = None if scenario.script is None else ScriptWorld(self, scenario.script)
         self.rules = Rules(self)
@@ -645,8 +673,8 @@ class Cluster:
         self.agents: dict[int, Process] = {}
         self.processes: dict[int, _Processes] = {}
         self.leave_calls: dict[Process, Callable[[], None]] = {}
-        self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
-        self.stops: dict[int, ThreadEvent] = {}
+        self.exits: dict[int, list[Exit]] = {node: [] for node in self.nodes}
+        self.stops = defaultdict[int, ThreadEvent](ThreadEvent)
         self.full_until = 0.0
         self.is_resumed = False
         self.moments = Counter[str]()
@@ -654,8 +682,10 @@ class Cluster:
         for fault in scenario.faults:
             self._aimed[fault.moment, fault.number].append(fault)
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
+        self.last_fault = max(self.last_fault, *scenario.arrivals, 0.0)
+        self.awaited = set[int]()
 
-    def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
+    def run(self, directory: Path | None = None) -> Mapping[int, list[Exit]]:
         global CLUSTER
         scenario = self.scenario
         if scenario != scenario.course:
@@ -683,6 +713,11 @@ class Cluster:
             (modules.hooks.saver, "write_stage", _unless_full(write_stage, lambda: RunError("no space"))),
             (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
             (modules.launch.agreement, "RunDirectory", _Directory),
+            (modules.launch.launcher, "RunDirectory", _Directory),
+            (modules.launch.launcher, "LeaderRuntime", _Runtime),
+            (modules.launch.launcher, "price", lambda job: self.job),
+            (modules.launch.launcher, "request_run", lambda job, **named: self.request),
+            (modules.launch.launcher, "require_open_files", lambda *_: None),
             (modules.launch.agreement, "lock_directory", _lock),
             (modules.launch.agreement, "os", stand_in(os, close=_close)),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
@@ -700,7 +735,11 @@ class Cluster:
         try:
             # Threads that wait within `no_grad` leave the gradient mode as they please.
             with torch.inference_mode(), virtual(self.kernel, others):
-                for node in self.nodes:
+                for node, seconds in zip(self.nodes, scenario.arrivals, strict=False):
+                    if seconds >= 0.0:
+                        self.awaited.add(node)
+                        self.kernel.after(seconds, partial(self.start_agent, node))
+                for node in self.nodes if not scenario.arrivals else ():
                     self.kernel.after(self.kernel.draw(0.0, 1.0), partial(self.start_agent, node))
                 self.kernel.after(CHECK_SECONDS, self.rules.check)
                 for fault in self._aimed.pop(("", 1), ()):
@@ -756,8 +795,9 @@ class Cluster:
         """Whether some agent says that the run is over."""
         every = [exit for exits in self.exits.values() for exit in exits]
         return any(
-            exit in (AgentExit.DONE, AgentExit.ENDED_BEFORE, AgentExit.STOPPED)
+            exit in OVER
             or (isinstance(exit, RunError) and not self._is_again(exit))
+            or "which etcd does not have" in str(exit)
             for exit in every
         )
 
@@ -771,7 +811,9 @@ class Cluster:
             Thread(call, process=process).start()
 
     def start_agent(self, node: int) -> None:
-        if node in self.agents or self.has_ended:
+        is_first = node in self.awaited
+        self.awaited.discard(node)
+        if node in self.agents or (self.has_ended and not is_first):
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
         self.stops[node] = stop = ThreadEvent()
@@ -781,34 +823,61 @@ class Cluster:
         def ended() -> None:
             if self.agents.get(node) is process:
                 del self.agents[node]
-            have_left = not self.scenario.returns and all(
-                exits[-1:] == [AgentExit.LEFT] for exits in self.exits.values()
-            )
-            self.kernel.is_finished = not self.agents and (self.has_ended or have_left)
+            self._end_if_over(process)
             exits = self.exits[node]
             self.rules.disturb()
             if not self.scenario.returns:
                 return
-            if process.code != 0 or (exits and (exits[-1] is AgentExit.LEFT or isinstance(exits[-1], RecycleError))):
+            if process.code != 0 or (exits and exits[-1] not in OVER):
                 self.kernel.after(self.kernel.draw(1.0, 12.0), partial(self.start_agent, node))
 
         process.at_end.append(ended)
-        process.run(partial(self._serve, node, stop))
+        process.run(partial(self._serve, node, stop, 0))
 
-    def _serve(self, node: int, stop: ThreadEvent) -> None:
+    def _end_if_over(self, process: Process) -> None:
+        others = [other for other in self.kernel.processes if other.name.startswith("agent ") and other is not process]
+        self.kernel.is_finished = not (others or self.awaited) and (self.has_ended or not self.scenario.returns)
+
+    def start_another(self, node: int, more_steps: int) -> None:
+        """Start one more agent of a node."""
+        process = Process(self.kernel, f"agent {node} again", node)
+        self.kernel.log(f"{process.name} starts")
+        self.rules.disturb()
+        process.at_end.append(partial(self._end_if_over, process))
+        process.run(partial(self._serve, node, ThreadEvent(), more_steps))
+
+    def terminate(self, node: int) -> None:
+        """SIGTERM to an agent; `end_at_termination` interrupts it before its time is over, and then ends it."""
+        if (agent := self.agents.get(node)) is None:
+            return
+        grace = self.job.membership.grace
+        closing = min(CLOSING_SECONDS, CLOSING_SHARE * grace)
+        self.run_in(agent, self.stops[node].set)
+        self.kernel.after(grace - closing, agent.interrupt)
+        self.kernel.after(grace, partial(self.rules.must_have_ended, agent))
+
+    def _serve(self, node: int, stop: ThreadEvent, more_steps: int) -> None:
         try:
-            exit: AgentExit | RecycleError = serve(
-                self.request,
-                node=node,
-                run="run",
-                directory=self.path,
-                address=f"node{node}",
-                resume=self.is_resumed,
-                stop=stop,  # type: ignore[arg-type]
-            )
-        except RecycleError as error:
+            if self.scenario.launched:
+                train = recycle.exec.launch.launcher.train
+                result = train(self.job, self.path, planner=plan_for_training, resume=self.is_resumed, stop=stop)  # type: ignore[arg-type]
+                exit: Exit = AgentExit.STOPPED if result.ended_early else AgentExit.DONE
+            else:
+                exit = serve(
+                    replace(self.request, steps=self.request.steps + more_steps),
+                    node=node,
+                    run="run",
+                    directory=self.path,
+                    address=f"node{node}",
+                    resume=self.is_resumed,
+                    stop=stop,  # type: ignore[arg-type]
+                )
+        except (RecycleError, KeyboardInterrupt) as error:
             exit = error
-        self.kernel.log(f"agent {node}: {exit}")
+        self.kernel.log(f"agent {node}: {exit!r}")
+        if more_steps:
+            self.rules.other_run_exited(exit)
+            return
         self.exits[node].append(exit)
         self.rules.exited(node, exit)
 

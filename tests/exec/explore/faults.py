@@ -122,14 +122,40 @@ def _lose_node(cluster: Cluster, fault: Fault) -> None:
 def _leave_node(cluster: Cluster, fault: Fault) -> None:
     node = cluster.node_of(fault)
     _strike_node(cluster, node)
-    if node in cluster.agents:
-        cluster.run_in(cluster.agents[node], cluster.stops[node].set)
+    cluster.terminate(node)
 
 
 def _end_run(cluster: Cluster, fault: Fault) -> None:
     """The user ends the run: SIGTERM to all agents."""
-    for node, agent in list(cluster.agents.items()):
-        cluster.kernel.after(cluster.kernel.draw(0.0, 0.5), partial(cluster.run_in, agent, cluster.stops[node].set))
+    for node in list(cluster.agents):
+        cluster.kernel.after(cluster.kernel.draw(0.0, 0.5), partial(cluster.terminate, node))
+
+
+def _interrupt_agent(cluster: Cluster, fault: Fault) -> None:
+    """Ctrl-C, or a second SIGTERM some seconds after the first."""
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if (agent := cluster.agents.get(node)) is None:
+        return
+    if fault.seconds:
+        cluster.terminate(node)
+    cluster.kernel.after(fault.seconds, agent.interrupt)
+
+
+def _interrupt_run(cluster: Cluster, fault: Fault) -> None:
+    for node in cluster.nodes:
+        cluster.kernel.after(
+            cluster.kernel.draw(0.0, 0.5), partial(_interrupt_agent, cluster, fault._replace(target=node))
+        )
+
+
+def _second_agent(cluster: Cluster, fault: Fault) -> None:
+    """Somebody starts an agent with the number of a node once more; with `seconds`, one with more steps."""
+    cluster.start_another(cluster.node_of(fault), int(bool(fault.seconds)))
+
+
+def _wipe_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.wipe()
 
 
 def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
@@ -226,6 +252,10 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "lose node": _lose_node,
     "leave node": _leave_node,
     "end run": _end_run,
+    "interrupt agent": _interrupt_agent,
+    "interrupt run": _interrupt_run,
+    "second agent": _second_agent,
+    "wipe store": _wipe_store,
     "cut": _cut_pair,
     "isolate": _isolate,
     "cut from store": _cut_store,

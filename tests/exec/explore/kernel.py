@@ -53,7 +53,9 @@ class Process:
     ) -> None:
         self.kernel, self.name, self.host, self.parent, self.worker = kernel, name, host, parent, worker
         self.incarnation, self.tensor_rank = incarnation, 0
-        self.is_alive, self.is_stopped, self.how, self.lines = True, False, "", ""
+        self.is_alive, self.is_stopped, self.is_interrupted, self.how, self.lines = True, False, False, "", ""
+        self.main: Thread | None = None
+        self.began = kernel.now
         self.code: int | None = None
         self.effects = dict[str, int]()
         self.sockets: list[Socket] = []
@@ -68,7 +70,8 @@ class Process:
             function()
             self.end("", 0)
 
-        Thread(main, process=self).start(delay)
+        self.main = Thread(main, process=self)
+        self.main.start(delay)
 
     def end(self, how: str, code: int, is_seen: bool = True) -> None:
         """End at once; what it has sent arrives. Its peers see no end if the whole host is gone (`is_seen`)."""
@@ -91,6 +94,12 @@ class Process:
             return
         self.is_stopped = True
         self.kernel.after(seconds, self._go_on)
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the main thread, where it waits."""
+        if self.is_alive and self.main is not None and self.main.ticket is not None:
+            self.is_interrupted = True
+            self.kernel.after(0.0, partial(self.kernel._resume, self.main, self.main.ticket, False))
 
     def _go_on(self) -> None:
         self.is_stopped, held, self.held = False, self.held, []
@@ -199,7 +208,11 @@ class Kernel:
             waiting.append((thread, ticket))
         if seconds is not None:
             self.after(max(0.0, seconds), partial(self._resume, thread, ticket, False))
-        return bool(self.hub.switch())
+        is_woken = bool(self.hub.switch())
+        if thread.process.is_interrupted and thread is thread.process.main:
+            thread.process.is_interrupted = False
+            raise KeyboardInterrupt
+        return is_woken
 
     def wake(self, waiting: Waiting, longest: float = 0.001) -> None:
         """Wake threads: half of them at once, the others within `longest` seconds."""

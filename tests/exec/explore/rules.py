@@ -61,6 +61,8 @@ CHECK_SECONDS, QUIET_SECONDS = 1.0, 4.0
 """Between two checks of what a leader and its processes think of each other, if nothing has changed for a while."""
 WINDOWS = 7
 """Windows of measured times without a question to the planner after which the plan suits the workers' speeds."""
+START_SECONDS = 10.0
+"""Within which an agent has connected."""
 CHECKPOINT_ERRORS = "no space|No space|is still being written|ended before it had written|within"
 """Why a checkpoint may be incomplete."""
 
@@ -345,13 +347,18 @@ class Rules:
                 self._record(msgspec.msgpack.decode(value, type=GenerationRecord))
             case "cursor":
                 self._cursor(msgspec.msgpack.decode(value, type=Cursor))
+            case "run":
+                self.record = self.cursor = None
+                self.committed, self._has_outcome = -1, False
+                self._records.clear()
             case other:
                 self._cluster.kernel.log(f"store: {other}")
 
     def _resign(self, agent: Process) -> None:
         kinds = {f.kind for f in self._cluster.scenario.faults if f.kind != "lose answers" or f.seconds > LOST_SECONDS}
         is_asked = self._cluster.stops[agent.host].is_set()
-        if not (self._has_outcome or is_asked or re.search("store|stop|isolate|cut|lose|suspend", " ".join(kinds))):
+        may_resign = re.search("store|stop|isolate|cut|lose|suspend|interrupt", " ".join(kinds))
+        if not (self._has_outcome or is_asked or may_resign):
             self._fail("role", f"{agent.name} gives the role up, which it has")
 
     def _record(self, record: GenerationRecord) -> None:
@@ -446,7 +453,8 @@ class Rules:
         given = str(worker), self._number(worker)
         match event["kind"]:
             case "detected":
-                has_left = event.get("over") and cause.startswith("the agent of node")  # after its worker's end
+                is_away = cause.startswith("the agent of node")
+                has_left = is_away and (event.get("over") or self._cluster.is_resumed)  # after its worker's end
                 if not (has_left or self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
                 if not event.get("over") and agent is self._leader:
@@ -533,22 +541,55 @@ class Rules:
 
     # The end.
 
-    def exited(self, node: int, exit: AgentExit | RecycleError) -> None:
+    def must_have_ended(self, agent: Process) -> None:
+        """The time is over in which an agent ends after SIGTERM."""
+        if agent.is_alive and not agent.is_stopped:
+            self._fail("grace", f"{agent.name} has not ended")
+        agent.end("its grace is over", -9)
+
+    def other_run_exited(self, exit: AgentExit | RecycleError | KeyboardInterrupt) -> None:
+        """An agent with another job has ended."""
+        known = "give another --id|another --run|already has an agent|were not ready|does not answer|has lost it"
+        if not (isinstance(exit, RecycleError) and re.search(known, str(exit))):
+            self._fail("refused", f"an agent with another number of steps ends with: {exit!r}")
+
+    def _require_missing(self, nodes: list[int]) -> None:
+        """A run that could start does start."""
+        cluster = self._cluster
+        agents = [cluster.agents.get(node) for node in nodes]
+        kinds = " ".join(fault.kind for fault in cluster.scenario.faults)
+        is_loud = cluster.scenario.slow_messages or re.search("store|lose|cut|isolate|stop|second", kinds)
+        if not is_loud and all(agent and cluster.kernel.now - agent.began > START_SECONDS for agent in agents):
+            self._fail("start", f"the agents of nodes {nodes} have been there for {START_SECONDS:g} s")
+
+    def exited(self, node: int, exit: AgentExit | RecycleError | KeyboardInterrupt) -> None:
         """An agent has ended."""
+        scenario = self._cluster.scenario
+        kinds = {fault.kind for fault in scenario.faults}
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
-        late = "|holds another run" if self._cluster.has_ended else ""
-        away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
+        late = "|holds another run" if self._cluster.has_ended or "wipe store" in kinds else ""
+        late += "|is used by agents of another run" if "wipe store" in kinds else ""
+        late += "|another number of steps|holds another run" if "second agent" in kinds else ""
+        deadline = self._cluster.job.membership.start_deadline
+        may_be_away = not scenario.returns or any(not 0.0 <= at < 0.7 * deadline for at in scenario.arrivals)
+        may_be_away |= bool(kinds & {"second agent", "wipe store"})
+        away = "|were not ready" if may_be_away else ""
+        twice = "|already has an agent" if "second agent" in kinds else ""
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if self._cluster.script is not None and isinstance(exit, RecycleError):
             self._cluster.script.exited(exit)
-        kinds = {fault.kind for fault in self._cluster.scenario.faults}
+        is_ended = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS}
+        if isinstance(exit, KeyboardInterrupt) and is_ended and all(s.is_set() for s in self._cluster.stops.values()):
+            self._fail("end", f"agent {node} waits until its grace is over, and all agents were asked to end")
+        if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
+            self._require_missing(list(map(int, missing[1].split())))
         verified = self._thinks and self._thinks.record.verified_step
         restorable = sorted(step for step in self.kept if verified is None or step <= verified)
         is_lost = isinstance(exit, RecycleError) and not self._is_wrong and kinds <= set(HARMLESS)
         if restorable and (is_lost or "has no complete checkpoint" in str(exit)):
             self._fail("restore", f"agent {node}, with checkpoints {restorable}: {exit}")
-        is_stopping = "end run" in kinds and any(AgentExit.LEFT in exits for exits in self._cluster.exits.values())
+        is_stopping = kinds & {"end run", "interrupt run"} and self._has_left
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
@@ -556,11 +597,16 @@ class Rules:
             and not self._is_over_for_another
             and not isinstance(exit, ForkServerEnded)  # the node's own end
             and not (self._cluster.script is not None and self._cluster.script.has_failed)
-            and not re.search("does not answer|during start-up|has ended while" + late + away, str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late + away + twice, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
             and not (self._cluster.scenario.slow_messages and "no heartbeat for" in str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
+
+    @property
+    def _has_left(self) -> bool:
+        every = [exit for exits in self._cluster.exits.values() for exit in exits]
+        return any(exit is AgentExit.LEFT or isinstance(exit, KeyboardInterrupt) for exit in every)
 
     @property
     def _is_over_for_another(self) -> bool:
@@ -587,11 +633,20 @@ class Rules:
         if periods is not None and (1 - MARGIN) * periods[0] > 1.01 * periods[1]:
             raise Violation("times", f"the plan has period {periods[0]}, and one for the present speeds {periods[1]}")
 
+    def _require_kept(self, exits: Sequence[AgentExit | RecycleError | KeyboardInterrupt]) -> None:
+        """A run that its user has ended lost no iteration."""
+        scenario = self._cluster.scenario
+        kinds = {fault.kind for fault in scenario.faults}
+        is_asked = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS} and scenario.has_roles_only
+        if is_asked and not scenario.planned and self.committed >= 0 and self.committed not in self.kept:
+            raise Violation("end", f"step {self.committed} is in none of the checkpoints {self.kept}: {exits}")
+
     def ended(self) -> None:
         """The run is over."""
         cluster = self._cluster
         exits = [exit for of_node in cluster.exits.values() for exit in of_node]
         if AgentExit.DONE not in exits:
+            self._require_kept(exits)
             return
         self._require_good_plan()
         steps = cluster.scenario.steps

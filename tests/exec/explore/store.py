@@ -103,6 +103,13 @@ class Store:
             if owner in (None, self._owners[lease]):
                 self.revoke(lease)
 
+    def wipe(self) -> None:
+        """Lose all data, as an etcd does that starts again without its volume."""
+        self._leases.clear()
+        self._process = None
+        for key in list(self._keys):
+            self._delete(key)
+
     def _expire(self) -> None:
         self._process = None
         if self.stalls_until > self._kernel.now:  # another member of etcd extends all leases when it is elected

@@ -41,9 +41,25 @@ WEIGHTS = {
     "suspend": 1,
 }
 """How often a seed has a kind of fault."""
+ENDS = {
+    "interrupt agent": 3,
+    "interrupt run": 1,
+    "leave node": 3,
+    "end run": 2,
+    "second agent": 2,
+    "wipe store": 1,
+    "kill worker": 2,
+    "kill agent": 2,
+    "lose leases": 1,
+    "stall store": 1,
+}
+"""How often a run whose agents come late, or are ended, has a kind of fault."""
+ARRIVALS = {0.5: 6, 3.0: 3, 20.0: 2, 39.0: 1, 60.0: 1, -1.0: 1}
+"""Seconds at which an agent starts, at most; never if negative."""
 STORE = {"stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
-OF_ALL = {"end run", "fill disk", "suspend"} | STORE
+OF_ALL = {"end run", "interrupt run", "wipe store", "fill disk", "suspend"} | STORE
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "end run", "lose leases", "forge"}
+INSTANT |= {"interrupt run", "wipe store"}
 LONGEST_PAUSE = 5.0
 """Seconds, shorter than a lease."""
 AIMED = {
@@ -243,6 +259,8 @@ def draw_scenario(seed: int) -> Scenario:
     def chance(share: float) -> bool:
         return draws.random() < share
 
+    if random.Random(f"ends {seed}").random() < 0.1:
+        return _begun_and_ended(draws, seed)
     if chance(0.5):
         return _aimed(draws, seed, SCRIPTS if has_script else WORLDS)
     scenario = _draw_job(seed // (JOBS * ROUNDS) * JOBS + seed % JOBS)
@@ -308,6 +326,38 @@ def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: rando
         scenario = replace(scenario, micro_batches=2, steps=draws.choice([10, 14, 20]), faults=faults)
         scenario = replace(scenario, drift_iterations=2, planned=(*planned, *slow))
     return scenario
+
+
+def _begun_and_ended(draws: random.Random, seed: int) -> Scenario:
+    """A run whose agents come late, twice or never, and are ended by their users, also while they start."""
+    scenario = replace(_draw_job(seed // (JOBS * ROUNDS) * JOBS + seed % JOBS), seed=seed)
+    places = place_workers(job_of(scenario.calm).shape, scenario.per_node)
+    safe = draws.sample(range(scenario.pipelines), scenario.pipelines - 1 if scenario.sharded else 1)
+    spared = [n for n, worker in enumerate(w for node in places for w in node) if worker.pipeline in safe]
+    homes = [node for node, workers in enumerate(places) for _ in workers]
+    nodes = sorted(set(homes) - {homes[number] for number in spared})
+    arrivals = tuple(
+        draws.choices(list(ARRIVALS), list(ARRIVALS.values()))[0] * (1.0 - 0.5 * draws.random()) for _ in places
+    )
+    arrivals = arrivals if draws.random() < 0.5 and max(arrivals) > 0.0 else ()
+    time, faults = draws.random() * (max(arrivals, default=0.0) + scenario.steps + 3.0), list[Fault]()
+    for kind in draws.choices(list(ENDS), list(ENDS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 6])):
+        if not nodes and kind not in OF_ALL:
+            continue
+        seconds = draws.choice([0.0, 0.0, 1.0, 4.0, 8.0]) * (0.5 + draws.random())
+        target = 0 if kind in OF_ALL else draws.choice(nodes)
+        if kind == "kill worker":
+            target = draws.choice([number for number, node in enumerate(homes) if node in nodes])
+        faults.append(Fault(time, kind, target, 0.0 if kind in INSTANT else seconds))
+        time += draws.choice([0.0, 0.3, 1.0, 8.0]) * draws.random()
+    return replace(
+        scenario,
+        spared=frozenset() if any(fault.kind == "interrupt run" for fault in faults) else frozenset(spared),
+        arrivals=arrivals,
+        faults=tuple(faults),
+        restarts=draws.choice([0, 1, 3]),
+        returns=draws.random() < 0.7,
+    )
 
 
 def _may_pause(planned: Iterable[str]) -> bool:
@@ -393,6 +443,8 @@ def shorter(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
     if scenario.steps > 2:
         yield replace(scenario, steps=scenario.steps - 1)
+    if scenario.arrivals:
+        yield replace(scenario, arrivals=())
     if scenario.crashes:
         yield replace(scenario, crashes=frozenset())
     for place in range(len(scenario.planned)):  # a rejoin stands before its kill
