@@ -638,7 +638,8 @@ class Rules:
         scenario = self._cluster.scenario
         kinds = {fault.kind for fault in scenario.faults}
         is_asked = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS} and scenario.has_roles_only
-        if is_asked and not (scenario.planned or scenario.script) and self.committed >= 0 and self.committed not in self.kept:
+        is_asked = is_asked and not (scenario.planned or scenario.script)
+        if is_asked and self.committed >= 0 and self.committed not in self.kept:
             raise Violation("end", f"step {self.committed} is in none of the checkpoints {self.kept}: {exits}")
 
     def ended(self) -> None:
