@@ -410,6 +410,7 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     assert len(result.losses) in (1, 2)
     log = (result.directory / "logs" / "0.0.log").read_text()
     assert log.count("refused:") == 11 + 2 * len(result.losses), log
+    assert "a child collects: False" in log
     assert log.endswith("ended\nat exit\n")  # what follows the session is not cut off
 
 
