@@ -1,6 +1,8 @@
 """A script that calls its session wrongly, prints what is refused, trains nevertheless, and does more afterwards."""
 
 import atexit
+import gc
+import os
 import sys
 import time
 from argparse import Namespace
@@ -38,6 +40,28 @@ def slow(append):
     return append_slowly
 
 
+class Garbage:
+    """In a cycle, as groups of an earlier generation may be."""
+
+    collected_in = 0
+
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        Garbage.collected_in = os.getpid()
+
+
+def is_collected_in_a_child():
+    gc.disable()
+    Garbage()
+    if (child := os.fork()) == 0:
+        gc.collect()
+        os._exit(Garbage.collected_in == os.getpid())
+    gc.enable()
+    return os.waitpid(child, 0)[1] != 0
+
+
 def detached(data, model):
     output, loss_of = forward_step(data, model)
     return output, lambda losses: tuple(part.detach() for part in loss_of(losses))
@@ -51,6 +75,7 @@ def main():
     with recycle.megatron.session() as session:
         atexit.register(print, "at exit", flush=True)
         refused("a second session", recycle.megatron.session)
+        print("a child collects:", is_collected_in_a_child())
         refused("no parallel_state", session.attach, [], None, data=None)
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
         model = build_model(Namespace(pipeline=2, chunks=1))

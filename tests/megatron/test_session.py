@@ -411,6 +411,7 @@ def test_calls_in_a_wrong_order_or_of_a_wrong_kind_are_refused(survive):
     log = (result.directory / "logs" / "0.0.log").read_text()
     assert log.count("refused:") == 11 + 3 * len(result.losses), log
     assert log.endswith(f"steps traced: {len(result.losses)}\nended\nat exit\n")  # what follows is not cut off
+    assert "a child collects: False" in log
 
 
 def test_a_script_may_end_with_sys_exit_inside_its_session(survive):

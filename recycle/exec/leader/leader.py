@@ -44,6 +44,7 @@ from recycle.exec.leader.membership import END_SECONDS, reassign
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import joined_digests, parse_workers, worker_names
 from recycle.exec.protocol import (
+    LINE_SEPARATOR,
     REFUSED_THE_JOB,
     STAGE_LOST,
     Batch,
@@ -294,7 +295,8 @@ class Leader(Generations):
             message += ": its script has called no session.attach (docs/guides/own-loop.md)"
         if not self._can_restore:
             if cause.endswith(REFUSED_THE_JOB):
-                raise JobError(lines.rpartition(" ends: ")[2] or message)
+                end = " ends: " if " ends: " in lines else LINE_SEPARATOR
+                raise JobError(lines.rpartition(end)[2] or message)
             raise RunError(with_last_lines(message, lines))
         self.log_detected(worker, f"{cause} during start-up")
         self._start_restore(StageLost(message), self.live - {worker})

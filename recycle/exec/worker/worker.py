@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -72,6 +73,8 @@ class Participant:
         run = specification.run
         os.environ.update(run.environment)  # before the first call of CUDA, which reads it
         _block_termination()
+        # A collection in a child, such as a data loader, would destroy groups whose threads only this process has.
+        os.register_at_fork(after_in_child=gc.freeze)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1)
         job, self.worker = Job.from_toml(run.job), Worker.parse(specification.worker)

@@ -14,6 +14,7 @@ from recycle.exec.leader.actions import (
 )
 from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import (
+    LINE_SEPARATOR,
     REFUSED_THE_JOB,
     STAGE_LOST,
     Commit,
@@ -67,11 +68,12 @@ def test_run_fails_when_nodes_or_workers_are_late():
         driver.count_time(START_DEADLINE + 1)
 
 
-def test_job_that_a_worker_refuses_is_an_error_of_the_job():
+@pytest.mark.parametrize("before", ["12:00 worker 0.1 ends: ", f"usage: script{LINE_SEPARATOR}"])
+def test_job_that_a_worker_refuses_is_an_error_of_the_job(before):
     driver = begun()
     driver.starts_up = False
     driver.tick()
-    driver.end(Worker(0, 1), f"ended with {REFUSED_THE_JOB}", "12:00 worker 0.1 ends: [model] layers: too few")
+    driver.end(Worker(0, 1), f"ended with {REFUSED_THE_JOB}", f"{before}[model] layers: too few")
     with pytest.raises(JobError, match=r"^\[model\] layers: too few$"):
         driver.tick()
 
