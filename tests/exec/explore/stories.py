@@ -60,6 +60,7 @@ AIMED = {
     "leave node": 1,
     "leave worker": 1,
     "drain worker": 2,
+    "drain node": 2,
     "end run": 1,
 }
 """How often a fault that is aimed at a moment of the leader has a kind."""
@@ -176,6 +177,8 @@ JOBS, ROUNDS = 64, 64
 """Jobs that seeds take in turns, and how often before other jobs: plans and references of a job are computed once."""
 SLOW = 0.04
 """Share of seeds whose leader measures slow workers."""
+DRAIN = 0.1
+"""Share of the seeds with faults of nodes in which one of these is a drain of the node."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -266,7 +269,7 @@ def draw_scenario(seed: int) -> Scenario:
 
 
 def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: random.Random) -> Scenario:
-    """Perhaps with slow workers that the leader notices. Drawn apart, so that other seeds stay as they are."""
+    """Perhaps with slow workers, or a drained node. Drawn apart, so that other seeds stay as they are."""
     kinds = {fault.kind for fault in scenario.faults}
     if draws.random() < SLOW and "suspend" not in kinds and not scenario.tensor_parallel > 1:
         slow = []
@@ -278,6 +281,12 @@ def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: rando
         planned = tuple(text for text in scenario.planned if not text.startswith("slow"))
         scenario = replace(scenario, micro_batches=2, steps=draws.choice([10, 14, 20]), faults=faults)
         scenario = replace(scenario, drift_iterations=2, planned=(*planned, *slow))
+    of_nodes = [fault for fault in scenario.faults if fault.kind.endswith((" node", " agent"))]
+    if of_nodes and draws.random() < DRAIN:
+        replaced = draws.choice(of_nodes)
+        drained = replaced._replace(kind="drain node", seconds=draws.choice([0.0, 0.0, 0.5, 5.0]))
+        faults = tuple(drained if fault is replaced else fault for fault in scenario.faults)
+        scenario = replace(scenario, faults=faults)
     return scenario
 
 
