@@ -296,16 +296,18 @@ class Membership(RunState):
         noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
         noticed |= {worker for worker in self._refused if self._refused[worker] == self.processes[worker].incarnation}
         self.all_leave = bool(live) and noticed >= live
+        has_single_copies = self.job.train.sharded_optimizer and self.job.train.optimizer_copies == 1
+        remedy = "set [train] optimizer_copies = 2" if has_single_copies else "let a peer re-join first"
         for worker in list(self._notices) if not self.all_leave else ():
             stay = live.difference(self.prepared, [worker])
             away = {other for other in stay if self.is_awaited([other])}  # perhaps dead with its agent
-            if not self.holdings.lost(stay - self.joined - away):
+            if not (unit := self.lost_unit(stay - self.joined - away)):
                 self.prepared.append(worker)
             elif not (stay & self.joined or away or self.holdings.is_restoring):
                 self._refuse(
                     worker,
-                    "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
-                    " by SIGTERM to recycle train, or to all agents",
+                    f"{unit} no other live host; {remedy}, or end the run with a checkpoint by SIGTERM to recycle"
+                    " train, or to all agents",
                 )
         if self.prepared:
             try:

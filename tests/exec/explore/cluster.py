@@ -163,6 +163,7 @@ class Scenario:
     crashes: frozenset[tuple[str, int]] = frozenset()
     detours: frozenset[int] | None = None
     drift_iterations: int = 0
+    optimizer_copies: int = 2
 
     @property
     def is_harmless(self) -> bool:
@@ -180,7 +181,7 @@ class Scenario:
     def calm(self) -> Scenario:
         """What of it the job depends on."""
         names = "per_node checkpoint_every eval_every staggered elastic digests replays trace restarts"
-        names += " drift_iterations"
+        names += " drift_iterations optimizer_copies"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -219,6 +220,7 @@ def job_of(scenario: Scenario) -> PricedJob:
             "steps": scenario.steps,
             "trace": "all" if scenario.trace else "off",
             "sharded_optimizer": scenario.sharded,
+            "optimizer_copies": scenario.optimizer_copies,
             "clip": scenario.clip,
             "non_finite": "skip",
         },

@@ -104,7 +104,9 @@ class Rules:
         crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
         self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
         self._crashing = {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
-        self._struck: dict[Worker, int] = {}
+        # The processes of a run that is resumed have ended.
+        ended = {} if before is None else {worker: before._number(worker) for worker in cluster.homes}
+        self._struck: dict[Worker, int] = ended
         self.rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
         self.given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
         self._until = dict[tuple[str, int], float]()
@@ -276,7 +278,10 @@ class Rules:
                     self._fail("left", f"process {number} of worker {worker} starts, after one that was told to leave")
 
     def _require_hosts(self, worker: Worker) -> None:
-        """A host of the worker's stage stays whose agent is known to live."""
+        """A host of the worker's stage stays whose agent is known to live, and another copy of what it has run with."""
+        scenario, record = self._cluster.scenario, self.record
+        if scenario.sharded and scenario.optimizer_copies == 1 and record and record.generation in self._ran:
+            self._fail("last copy", f"worker {worker} may leave, and nobody has its shards")
         others = [other for other in self.leader.holders if not self.leader.is_awaited([other])]
         if not (self._cluster.scenario.elastic or any(other.rank == worker.rank for other in others)):
             self._fail("last copy", f"worker {worker} may leave, and agents of the other hosts of its stage are away")
@@ -510,7 +515,8 @@ class Rules:
         kinds = {fault.kind for fault in scenario.faults}
         misses_commits = {"break", "drain node"} <= kinds  # and leaves without the state of a checkpoint
         is_asked = kinds <= CALM_FAULTS | {*HARMLESS} and not misses_commits
-        return not scenario.planned and is_asked and scenario.has_roles_only
+        is_new = not self._cluster.is_resumed  # else processes of the earlier part have ended
+        return not scenario.planned and is_asked and is_new and scenario.has_roles_only
 
     @property
     def _is_wrong(self) -> bool:

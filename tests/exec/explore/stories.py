@@ -147,6 +147,10 @@ WORLDS = {
         steps=16,
         spared=frozenset({0, 1}),
     ),
+    "shard lost": replace(_TWO, sharded=True, optimizer_copies=1, planned=("kill:1.0@3",), restarts=1),
+    "places of live workers": replace(
+        _FOUR, planned=("kill:0.1@3", "kill:1.1@3"), checkpoint_every=2, restarts=0, steps=5
+    ),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
@@ -169,6 +173,7 @@ LEAST: dict[str, Any] = {
     "copy_seconds": 0.0,
     "look_seconds": 0.0,
     "drift_iterations": 0,
+    "optimizer_copies": 2,
 }
 """What a shorter story is without."""
 MOST_EFFECTS = {"": 60, " writes": 20, " role": 20}
@@ -177,6 +182,8 @@ JOBS, ROUNDS = 64, 64
 """Jobs that seeds take in turns, and how often before other jobs: plans and references of a job are computed once."""
 SLOW = 0.04
 """Share of seeds whose leader measures slow workers."""
+SINGLE = 0.15
+"""Share of the seeds with a sharded optimizer in which each shard has one copy."""
 DRAIN = 0.1
 """Share of the seeds with faults of nodes in which one of these is a drain of the node."""
 TRIES = 12
@@ -281,6 +288,9 @@ def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: rando
         planned = tuple(text for text in scenario.planned if not text.startswith("slow"))
         scenario = replace(scenario, micro_batches=2, steps=draws.choice([10, 14, 20]), faults=faults)
         scenario = replace(scenario, drift_iterations=2, planned=(*planned, *slow))
+    is_struck_by_flip = any(text.startswith("flip") for text in scenario.planned)
+    if scenario.sharded and not is_struck_by_flip and draws.random() < SINGLE:  # every death needs a checkpoint
+        scenario = replace(scenario, optimizer_copies=1, checkpoint_every=2, spared=frozenset())
     of_nodes = [fault for fault in scenario.faults if fault.kind.endswith((" node", " agent"))]
     if of_nodes and draws.random() < DRAIN:
         replaced = draws.choice(of_nodes)
