@@ -640,8 +640,11 @@ class Drained(DownMessage):
     workers: list[str]
 
 
+IS_DEAD = "dead already, and not started again"
+
+
 class Refused(DownMessage):
-    """An answer to `Drain`: a worker stays, or all workers if `worker` is empty, and why."""
+    """An answer to `Drain`: a worker stays, or all workers if `worker` is empty, and why. `IS_DEAD`: it has ended."""
 
     worker: str
     why: str

@@ -20,7 +20,7 @@ import msgspec
 from recycle.errors import JobError, RunError
 from recycle.exec.election import Election
 from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
-from recycle.exec.protocol import Drain, Drained, Refused
+from recycle.exec.protocol import IS_DEAD, Drain, Drained, Refused
 from recycle.files import read_whole, write_if_changed
 from recycle.job import Job
 from recycle.runs.logs import ADDRESS, EVENTS, LineTail
@@ -204,17 +204,6 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
                     link.send(Drain(wanted, seconds))
             except (RunError, JobError, OSError) as error:
                 _require_leader_since(answered, directory, error)
-        for answer in answers:
-            if isinstance(answer, Drained) and is_told:
-                continue  # repeated after a change of leader
-            if isinstance(answer, Drained):
-                waits, is_told = set(answer.workers), True
-                report(f"asked {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
-            elif not answer.worker and not is_told:
-                raise JobError(answer.why)
-            elif answer.worker in waits:
-                refused.append(f"worker {answer.worker} stays: {answer.why}")
-                waits.discard(answer.worker)
         for _, event in events.objects() if is_told else ():
             name = event.get("worker")
             if name not in waits:
@@ -225,6 +214,20 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             elif event["kind"] == "detected":
                 died.append(f"worker {name} has not left but died: {event['cause']}")
                 waits.discard(name)
+        for answer in answers:
+            if isinstance(answer, Drained) and is_told:
+                continue  # repeated after a change of leader
+            if isinstance(answer, Drained):
+                waits, is_told = set(answer.workers), True
+                report(f"asked {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
+            elif not is_told:
+                raise JobError(f"worker {answer.worker}: {answer.why}" if answer.worker else answer.why)
+            elif answer.worker in waits:
+                waits.discard(answer.worker)
+                if answer.why == IS_DEAD:  # it has left, and a leader ended before it wrote the event
+                    report(f"worker {answer.worker} has left")
+                else:
+                    refused.append(f"worker {answer.worker} stays: {answer.why}")
         if not is_running and not is_told:
             raise _ended_error(directory)
         if not is_running:

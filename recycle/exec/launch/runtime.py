@@ -48,6 +48,7 @@ from recycle.exec.leader.state import Phase, PlannedFault, RunDescription
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
+    IS_DEAD,
     Alive,
     Batch,
     Cursor,
@@ -62,7 +63,7 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
 )
-from recycle.job.shape import Worker, node_of
+from recycle.job.shape import Worker
 from recycle.plans.shards import plan_of
 from recycle.runs.logs import merge_logs
 
@@ -122,6 +123,7 @@ class LeaderRuntime:
         self.agents: dict[int, Peer] = {}
         self._standing = StandingOrders()
         self._drains: dict[Worker, list[Callable[[Refused], None]]] = {}
+        self._early_drains: list[tuple[Drain, Callable[[Drained | Refused], None]]] = []
         run = RunDescription(
             job=job,
             steps=request.steps,
@@ -228,26 +230,28 @@ class LeaderRuntime:
         except JobError as error:
             answer(Refused("", str(error)))
             return
-        for worker in workers:
+        if self.leader.is_awaited(workers):  # its agent will tell which processes run
+            self._early_drains.append((request, answer))
+            return
+        live, processes = self.leader.live, self.leader.processes
+        present = [worker for worker in workers if worker in live or processes[worker].is_present]
+        for worker in present:
             self._drains.setdefault(worker, []).append(answer)
-        answer(Drained(list(map(str, workers))))
+        if present:
+            answer(Drained(list(map(str, present))))
+        elif len(workers) == 1:
+            answer(Refused(str(workers[0]), IS_DEAD))
+        else:
+            answer(Refused("", f"all workers of node {request.target}: {IS_DEAD}"))
         self._take(DepartureAsked(workers, request.seconds))
 
     def _workers_of(self, target: str) -> list[Worker]:
-        live, path, shape = self.leader.live, self._directory.path, self._job.shape
+        shape = self._job.shape
         if not target.isdecimal():
-            worker = shape.require(Worker.parse(target), f"worker {target}")
-            if worker not in live:
-                raise JobError(f"worker {target} of {path} is dead already")
-            return [worker]
-        homes = node_of(shape, self._job.cluster.workers_per_node)
-        if int(target) > max(homes.values()):
-            raise JobError(f"node {target}: the job's workers are on nodes 0 to {max(homes.values())}")
-        places = self.leader.places
-        workers = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
-        if not workers:
-            raise JobError(f"node {target}: all its workers in {path} are dead already")
-        return workers
+            return [shape.require(Worker.parse(target), f"worker {target}")]
+        if int(target) > (last := max(self.leader.run.homes.values())):
+            raise JobError(f"node {target}: the job's workers are on nodes 0 to {last}")
+        return [worker for worker in shape.workers() if self.leader.node_of(worker) == int(target)]
 
     def send_outcome(self, outcome: str) -> None:
         for peer in self.agents.values():
@@ -260,10 +264,13 @@ class LeaderRuntime:
 
         Without `is_reached` the silence of others may be this node's own fault, and does not count.
         """
+        early, self._early_drains = self._early_drains, []
+        for request, answer in early:
+            self.drain(request, answer)
         for planned in self._plans.poll(self._warn):
             self._take(planned)
-        for answer in self._checkpoints.poll(self._warn):
-            self._take(answer)
+        for checkpoint in self._checkpoints.poll(self._warn):
+            self._take(checkpoint)
         now = time.monotonic()
         if now - self._alive_sent_at >= self._job.membership.lease / ALIVE_PER_LEASE:
             self._alive_sent_at = now

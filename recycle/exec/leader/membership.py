@@ -264,12 +264,23 @@ class Membership(RunState):
             self._note_departure(worker, asked.seconds, by_signal=False)
 
     def _note_departure(self, worker: Worker, seconds: float | None, by_signal: bool) -> None:
-        """Only the first request counts, with its deadline."""
+        """Only the first request counts, with its deadline. A dead worker is not started again."""
         process, notice = self.processes[worker], self._notices.get(worker)
-        if not process.is_running:
-            self.put(Refused(str(worker), "it is dead already"))
+        if not process.is_present and worker in self.live:
+            self.put(Refused(str(worker), "its process has not started yet or has just ended; drain it again"))
+        elif not process.is_present:
+            self.gone[str(worker)] = process.incarnation
+            self._persist_departure()
         elif not self.has_left(worker) and (notice is None or notice.incarnation != process.incarnation):
             self._notices[worker] = Notice(process.incarnation, self.now, seconds, by_signal)
+            if worker not in self.live:  # it starts up, or waits to join
+                leave = self.release(worker)
+                self._persist_departure()
+                self.tell(leave)
+
+    def _persist_departure(self) -> None:
+        if self.record.generation:
+            self.persist()
 
     def prepare_departures(self) -> None:
         """Prepare the plan without leaving workers, release idle ones, and note completed departures."""
@@ -280,21 +291,21 @@ class Membership(RunState):
             process = self.processes[worker]
             if notice.incarnation != process.incarnation:
                 del self._notices[worker]
-            elif worker not in live and process.is_running and not process.is_killed:
-                self.tell(self.release(worker))  # it starts up, or waits to join
             elif worker not in live:
                 self.gone[str(worker)] = self._notices.pop(worker).incarnation
         self.all_leave = self.are_asked_to_leave(live)
+        has_single_copies = self.job.train.sharded_optimizer and self.job.train.optimizer_copies == 1
+        remedy = "set [train] optimizer_copies = 2" if has_single_copies else "let a peer re-join first"
         for worker in list(self._notices) if not self.all_leave else ():
             stay = live.difference(self.prepared, [worker])
             away = {other for other in stay if self.is_awaited([other])}  # perhaps dead with its agent
-            if not self.holdings.lost(stay - self.joined - away):
+            if not (unit := self.lost_unit(stay - self.joined - away)):
                 self.prepared.append(worker)
             elif not (stay & self.joined or away or self.holdings.is_restoring):
                 self._refuse(
                     worker,
-                    "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
-                    " by SIGTERM to recycle train, or to all agents",
+                    f"{unit} no other live host; {remedy}, or end the run with a checkpoint by SIGTERM to recycle"
+                    " train, or to all agents",
                 )
         if self.prepared:
             try:

@@ -183,6 +183,11 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self.incarnation >= 0 and self.how is None
 
+    @property
+    def is_present(self) -> bool:
+        """Whether it runs and is to go on."""
+        return self.is_running and not self.is_killed
+
 
 class RunState(Outbox):
     """The state of one run, and the register.

@@ -86,6 +86,7 @@ from recycle.job import Job, PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan, failure_vector
 from recycle.plans.plan import programs_of
+from tests.exec.explore.drains import NodeDrain
 from tests.exec.explore.faults import FAULTS, HARMLESS, Fault, kill
 from tests.exec.explore.kernel import BREAK_SECONDS, Kernel, Process, Thread, Waiting, current
 from tests.exec.explore.network import Selector
@@ -174,6 +175,7 @@ class Scenario:
     arrivals: tuple[float, ...] = ()
     detours: frozenset[int] | None = None
     drift_iterations: int = 0
+    optimizer_copies: int = 2
 
     @property
     def is_harmless(self) -> bool:
@@ -192,7 +194,7 @@ class Scenario:
     def calm(self) -> Scenario:
         """What of it the job depends on."""
         names = "per_node checkpoint_every eval_every staggered elastic digests replays trace restarts"
-        names += " drift_iterations"
+        names += " drift_iterations optimizer_copies"
         return self._only(f"{COURSE} {names}")
 
     @cached_property
@@ -233,6 +235,7 @@ def job_of(scenario: Scenario) -> PricedJob:
             "steps": scenario.steps,
             "trace": "all" if scenario.trace else "off",
             "sharded_optimizer": scenario.sharded,
+            "optimizer_copies": scenario.optimizer_copies,
             "clip": scenario.clip,
             "non_finite": "skip",
         },
@@ -328,6 +331,7 @@ class _Processes:
 
     def start(self, order: Start) -> None:
         worker, kernel, rules = Worker.parse(order.worker), CLUSTER.kernel, CLUSTER.rules
+        assert CLUSTER.homes[Worker.parse(order.place)] == self._agent.host, order
         self.processes[worker] = []
         for rank in self._tensor_ranks:
             name = f"worker {member_name(worker, rank)}.{order.incarnation}"
@@ -676,6 +680,7 @@ class Cluster:
         self.exits: dict[int, list[Exit]] = {node: [] for node in self.nodes}
         self.stops = defaultdict[int, ThreadEvent](ThreadEvent)
         self.full_until = 0.0
+        self.drains: list[NodeDrain] = []
         self.is_resumed = False
         self.moments = Counter[str]()
         self._aimed = defaultdict[tuple[str, int], list[Fault]](list)
@@ -910,12 +915,21 @@ class Cluster:
             if not current().process.is_alive:
                 self.kernel.park()
 
+    def drain(self, node: int, seconds: float | None) -> None:
+        """A user drains a node."""
+        self.drains.append(NodeDrain(self, node, seconds))
+
     def process_of(self, fault: Fault) -> Process | None:
         """A process of the worker with the fault's number."""
         worker = self.workers[fault.target % len(self.workers)]
-        of_node = self.processes.get(self.homes[worker])
+        of_node = self.processes.get(self.node_with(worker))
         processes = [] if of_node is None else of_node.processes.get(worker, [])
         return self.kernel.draws.choice(processes) if processes else None
+
+    def node_with(self, worker: Worker) -> int:
+        """The node of a worker, which may have got the place of another one."""
+        places = self.rules.record.places if self.rules.record else {}
+        return self.homes[Worker.parse(places.get(str(worker), str(worker)))]
 
     def node_of(self, fault: Fault) -> int:
         return fault.target % len(self.nodes)

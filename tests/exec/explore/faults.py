@@ -81,7 +81,11 @@ def _drain_worker(cluster: Cluster, fault: Fault) -> None:
         except (JobError, RunError) as error:
             cluster.kernel.log(f"recycle drain {worker}: {error}")
 
-    Process(cluster.kernel, f"drain of {worker}", cluster.homes[worker]).run(ask)
+    Process(cluster.kernel, f"drain of {worker}", cluster.node_with(worker)).run(ask)
+
+
+def _drain_node(cluster: Cluster, fault: Fault) -> None:
+    cluster.drain(cluster.node_of(fault), fault.seconds or None)
 
 
 def _strike_node(cluster: Cluster, node: int) -> None:
@@ -246,6 +250,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "stop worker": _stop_worker,
     "leave worker": _leave_worker,
     "drain worker": _drain_worker,
+    "drain node": _drain_node,
     "kill agent": _kill_agent,
     "lose fork server": _lose_fork_server,
     "stop agent": _stop_agent,

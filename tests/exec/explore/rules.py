@@ -51,7 +51,7 @@ from tests.exec.explore.kernel import Process, current
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
 
-CALM_FAULTS = {"leave worker", "drain worker"}
+CALM_FAULTS = {"leave worker", "drain worker", "drain node"}
 """Faults that cost no iteration."""
 LOST_SECONDS = 2.0
 """Seconds for which a leader keeps its role without an answer of etcd, and within which it kills late processes."""
@@ -96,6 +96,7 @@ class Rules:
         struck_nodes: those that a fault has struck, or whose processes.
         leader: the latest one. members: process -> what it has heard.
         committed: last step in the register. kept: steps of checkpoints.
+        rejoining: workers that the job brings back. given_up: processes, by worker and number.
     """
 
     def __init__(self, cluster: Cluster, before: Rules | None = None) -> None:
@@ -105,12 +106,14 @@ class Rules:
         crashing = {name.removesuffix(" writes") for name, _ in cluster.scenario.crashes}
         self.struck_nodes = {node for node in set(cluster.homes.values()) if f"agent {node}" in crashing}
         self._crashing = {w for w in cluster.homes if any(name.startswith(f"worker {w}") for name in crashing)}
-        self._struck: dict[Worker, int] = {}
-        self._rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
         is_full = any(fault.kind == "fill disk" for fault in cluster.scenario.faults)
         self._may_lack = is_full or (before is not None and before._may_lack)
         """A full disk may have cost lines of metrics."""
-        self._given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
+        # The processes of a run that is resumed have ended.
+        ended = {} if before is None else {worker: before._number(worker) for worker in cluster.homes}
+        self._struck: dict[Worker, int] = ended
+        self.rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
+        self.given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
         self._until = dict[tuple[str, int], float]()
         self.kept = set[int]()
         self._disturbed = self._written = 0.0
@@ -218,7 +221,7 @@ class Rules:
         self._asked = dict(self.cursor.gone) if self.cursor is not None else {}
         self._until.clear()  # each leader counts from when it is asked
         self._steady_since = self.committed
-        self._given_up = {given for given in self._given_up if self.record and given[0] not in self.record.live}
+        self.given_up = {given for given in self.given_up if self.record and given[0] not in self.record.live}
 
     def took(self, message: Any) -> None:
         """The leader takes a message."""
@@ -271,31 +274,42 @@ class Rules:
             case Send(order=Kill(worker=worker, incarnation=number)) if self.record is not None:
                 if self.leader.phase is Phase.RESTORING:
                     self._struck[Worker.parse(worker)] = number
-                is_given_up = worker in self.record.live or (worker, number) in self._given_up
+                is_given_up = worker in self.record.live or (worker, number) in self.given_up
                 if self._is_gentle and self._asked.get(worker) == number and not is_given_up:
                     self._fail("left", f"worker {worker} is killed, although it was told to leave")
             case Send(order=Start(worker=worker, incarnation=number)) if self._asked.get(worker) == number - 1:
                 # What was told to a worker counts as long as its agent lives.
                 parents = [p.parent for p in self.members if (str(p.worker), p.incarnation) == (worker, number - 1)]
                 is_agent = any(parent is not None and parent.is_alive for parent in parents)
-                if is_agent and worker not in self._rejoining and self.leader.phase is not Phase.STARTING:
+                if is_agent and worker not in self.rejoining and self.leader.phase is not Phase.STARTING:
                     self._fail("left", f"process {number} of worker {worker} starts, after one that was told to leave")
 
     def _require_hosts(self, worker: Worker) -> None:
-        """A host of the worker's stage stays whose agent is known to live."""
+        """A host of the worker's stage stays whose agent is known to live, and another copy of what it has run with."""
+        scenario, record = self._cluster.scenario, self.record
+        if scenario.sharded and scenario.optimizer_copies == 1 and record and record.generation in self._ran:
+            self._fail("last copy", f"worker {worker} may leave, and nobody has its shards")
         others = [other for other in self.leader.holders if not self.leader.is_awaited([other])]
         if not (self._cluster.scenario.elastic or any(other.rank == worker.rank for other in others)):
             self._fail("last copy", f"worker {worker} may leave, and agents of the other hosts of its stage are away")
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether something has changed lately, or nobody leads."""
+        kernel, leader = self._cluster.kernel, self._thinks
+        if self._leader is None or not self._leader.is_alive or leader is None:
+            return True
+        hands_over = self._cluster.stops[self._leader.host].is_set()  # and etcd may hear late of it
+        is_over = hands_over or leader.phase in (Phase.FINISHED, Phase.OVER)
+        return is_over or self._cluster.scenario.slow_messages > 0 or kernel.now - self._disturbed < QUIET_SECONDS
 
     def check(self) -> None:
         """After some quiet the leader knows which processes run, and these know what is written."""
         kernel, leader, record, cursor = self._cluster.kernel, self._thinks, self.record, self.cursor
         kernel.after(CHECK_SECONDS, self.check)
-        if self._leader is None or not self._leader.is_alive or leader is None or record is None or cursor is None:
-            return
-        is_loud = self._cluster.scenario.slow_messages or kernel.now - self._disturbed < QUIET_SECONDS
-        hands_over = self._cluster.stops[self._leader.host].is_set()  # and etcd may hear late of it
-        if is_loud or hands_over or leader.phase in (Phase.FINISHED, Phase.OVER):
+        if wrong := "; ".join(filter(None, (drain.check() for drain in self._cluster.drains))):
+            self._fail("drain", wrong)
+        if self.is_loud or leader is None or record is None or cursor is None:
             return
         running = {
             (str(worker), process.incarnation)
@@ -304,8 +318,8 @@ class Rules:
         }
         processes = [p for p in kernel.processes if p.worker is not None and not leader.is_awaited([p.worker])]
         alive = {(str(process.worker), process.incarnation) for process in processes}
-        if running != alive or alive & self._given_up:
-            what = f"{running - alive} run, and that {alive - running} do not; given up are {alive & self._given_up}"
+        if running != alive or alive & self.given_up:
+            what = f"{running - alive} run, and that {alive - running} do not; given up are {alive & self.given_up}"
             self._fail("picture", f"the leader thinks that {what}")
         if kernel.now - self._written < QUIET_SECONDS:
             return
@@ -364,7 +378,7 @@ class Rules:
     def _record(self, record: GenerationRecord) -> None:
         before = self.record
         for worker in record.live if record.plan else ():  # that of a restart has none
-            if (worker, record.incarnations.get(worker, 0)) in self._given_up:
+            if (worker, record.incarnations.get(worker, 0)) in self.given_up:
                 self._fail("given up", f"generation {record.generation} has worker {worker}, which was given up")
         if before is not None and record.generation < before.generation:
             self._fail("generation", f"{record.generation} follows {before.generation}")
@@ -458,9 +472,9 @@ class Rules:
                 if not (has_left or self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
                 if not event.get("over") and agent is self._leader:
-                    self._given_up.add(given)
+                    self.given_up.add(given)
                     self._require_copies(worker, cause)
-            case "drained" if given in self._given_up:
+            case "drained" if given in self.given_up:
                 self._fail("drained", f"worker {worker}, which was given up")
             case "fault" if not cause and not event["fault"].startswith("slow"):
                 self._struck[worker] = given[1]
@@ -476,7 +490,8 @@ class Rules:
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
-        if error and (self._is_gentle or not re.search(known, error)):
+        # A leader that was stopped may complete what the next one has removed.
+        if error and agent is self._leader and (self._is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
 
     def _require_need(self, step: int, cause: str) -> None:
@@ -486,7 +501,7 @@ class Rules:
             norms = [line["grad_norm"] for line in metrics[max(0, step - WINDOW) : step]]
             if max(norms, default=0.0) >= NEAR * self._cluster.scenario.clip:
                 self._fail("repeated", f"step {step}, whose gradient is clipped, after steps with the norms {norms}")
-        elif self._is_calm and not self._given_up:  # of too short a deadline
+        elif self._is_calm and not self.given_up:  # of too short a deadline
             self._fail("repeated", f"step {step}, although all departures were announced")
 
     def _number(self, worker: Worker) -> int:
@@ -497,7 +512,7 @@ class Rules:
 
     def _is_struck(self, worker: Worker) -> bool:
         cluster = self._cluster
-        number, node = self._number(worker), cluster.homes[worker]
+        number, node = self._number(worker), cluster.node_with(worker)
         is_near = node in self.struck_nodes or worker in self._crashing
         return is_near or cluster.scenario.slow_messages > 0.0 or number <= self._struck.get(worker, -1)
 
@@ -516,7 +531,10 @@ class Rules:
         """Whether no process ends but those that are asked to, unless they are late."""
         scenario = self._cluster.scenario
         kinds = {fault.kind for fault in scenario.faults}
-        return not scenario.planned and kinds <= CALM_FAULTS | {*HARMLESS} and scenario.has_roles_only
+        misses_commits = {"break", "drain node"} <= kinds  # and leaves without the state of a checkpoint
+        is_asked = kinds <= CALM_FAULTS | {*HARMLESS} and not misses_commits
+        is_new = not self._cluster.is_resumed  # else processes of the earlier part have ended
+        return not scenario.planned and is_asked and is_new and scenario.has_roles_only
 
     @property
     def _is_wrong(self) -> bool:

@@ -77,6 +77,7 @@ AIMED = {
     "leave node": 1,
     "leave worker": 1,
     "drain worker": 2,
+    "drain node": 2,
     "end run": 1,
 }
 """How often a fault that is aimed at a moment of the leader has a kind."""
@@ -163,6 +164,10 @@ WORLDS = {
         steps=16,
         spared=frozenset({0, 1}),
     ),
+    "shard lost": replace(_TWO, sharded=True, optimizer_copies=1, planned=("kill:1.0@3",), restarts=1),
+    "places of live workers": replace(
+        _FOUR, planned=("kill:0.1@3", "kill:1.1@3"), checkpoint_every=2, restarts=0, steps=5
+    ),
     "no device": replace(_THREE, faults=(Fault(0.0, "fail to form", 1, 60.0, "Propose"),), restarts=0, steps=2),
 }
 """Runs in which something happens, at whose moments faults are aimed."""
@@ -208,6 +213,7 @@ LEAST: dict[str, Any] = {
     "copy_seconds": 0.0,
     "look_seconds": 0.0,
     "drift_iterations": 0,
+    "optimizer_copies": 2,
 }
 """What a shorter story is without."""
 MOST_EFFECTS = {"": 60, " writes": 20, " role": 20}
@@ -218,6 +224,10 @@ SLOW = 0.04
 """Share of seeds whose leader measures slow workers."""
 SCRIPT_SHARE = 1 / 6
 """Of seeds with a script of the user's own."""
+SINGLE = 0.15
+"""Share of the seeds with a sharded optimizer in which each shard has one copy."""
+DRAIN = 0.1
+"""Share of the seeds with faults of nodes in which one of these is a drain of the node."""
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 CPU_SECONDS = 20.0
@@ -313,7 +323,7 @@ def draw_scenario(seed: int) -> Scenario:
 
 
 def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: random.Random) -> Scenario:
-    """Perhaps with slow workers that the leader notices. Drawn apart, so that other seeds stay as they are."""
+    """Perhaps with slow workers, or a drained node. Drawn apart, so that other seeds stay as they are."""
     kinds = {fault.kind for fault in scenario.faults}
     if draws.random() < SLOW and "suspend" not in kinds and not scenario.tensor_parallel > 1:
         slow = []
@@ -325,6 +335,15 @@ def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: rando
         planned = tuple(text for text in scenario.planned if not text.startswith("slow"))
         scenario = replace(scenario, micro_batches=2, steps=draws.choice([10, 14, 20]), faults=faults)
         scenario = replace(scenario, drift_iterations=2, planned=(*planned, *slow))
+    is_struck_by_flip = any(text.startswith("flip") for text in scenario.planned)
+    if scenario.sharded and not is_struck_by_flip and draws.random() < SINGLE:  # every death needs a checkpoint
+        scenario = replace(scenario, optimizer_copies=1, checkpoint_every=2, spared=frozenset())
+    of_nodes = [fault for fault in scenario.faults if fault.kind.endswith((" node", " agent"))]
+    if of_nodes and draws.random() < DRAIN:
+        replaced = draws.choice(of_nodes)
+        drained = replaced._replace(kind="drain node", seconds=draws.choice([0.0, 0.0, 0.5, 5.0]))
+        faults = tuple(drained if fault is replaced else fault for fault in scenario.faults)
+        scenario = replace(scenario, faults=faults)
     return scenario
 
 

@@ -273,6 +273,34 @@ STORIES = {
         planned=("slow=3:1.0@2-28",),
         spared=frozenset({0}),
     ),
+    **{
+        f"node is drained whose worker has died, {time}": story(
+            0, Fault(4.5, "kill worker", 1), Fault(time, "drain node", 1), pipelines=3, steps=8, spared=frozenset({0})
+        )
+        for time in (4.55, 5.2)
+    },
+    **{
+        f"leader ends before it writes that a drained worker has left, {leader}": story(
+            0,
+            Fault(5.0, "drain node", 1),
+            Fault(0.0, "kill agent", leader, moment="drained", number=1),
+            pipelines=3,
+            steps=24,
+            restarts=0,
+        )
+        for leader in (0, 2)
+    },
+    "leader loses its role when a drained worker starts": story(
+        380,
+        Fault(0.0, "lose leases", moment="Leave", number=1),
+        Fault(4.309, "kill worker", 2),
+        Fault(6.751, "drain node", 1, 5.0),
+        ranks=2,
+        per_node=2,
+        micro_batches=1,
+        steps=14,
+        spared=frozenset({0, 1}),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),

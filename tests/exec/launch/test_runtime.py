@@ -169,4 +169,4 @@ def test_drain_names_the_workers_and_says_why_one_stays(make):
     refused = [answer for answer in answers[2:] if isinstance(answer, Refused)]
     assert [answer.worker for answer in refused] == ["", "", "1.0"]
     assert refused[0].why.startswith("node 7: the job's workers are on nodes 0 to 1")
-    assert refused[2].why.startswith("it is the last live host of its stage")
+    assert refused[2].why.startswith("stage 0 has no other live host")
