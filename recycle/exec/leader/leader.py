@@ -431,6 +431,9 @@ class Leader(Generations):
         if is_training and self.now - self._ends_since <= self.end_patience:
             return False
         is_kept = record.committed in self.checkpoints.kept  # saving it again would begin with its removal
+        if is_training and record.commit is not None and self.run.is_script:
+            self.fence_stuck()
+            return False
         if is_training and record.commit is not None and not is_kept:
             self._is_cut_short = record.is_evaluation_due
             self.end_at_committed()

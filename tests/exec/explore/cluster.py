@@ -623,7 +623,7 @@ class Cluster:
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
         self.stops: dict[int, ThreadEvent] = {}
         self.full_until = 0.0
-        self.is_resumed = False
+        self.is_resumed, self.resumes_at = False, 0.0
         self.moments = Counter[str]()
         self._aimed = defaultdict[tuple[str, int], list[Fault]](list)
         for fault in scenario.faults:
@@ -713,6 +713,7 @@ class Cluster:
             process.end("its run has ended", 0)
         kernel.log(f"the run is resumed, after {self.exits}")
         self.is_resumed, kernel.is_finished = True, False
+        self.fabric = Fabric(kernel, self.job.membership.dead_after)
         if self.script is not None:
             self.script.mend()
         self.scenario = replace(self.scenario, faults=(), crashes=frozenset(), spared=frozenset())
@@ -721,7 +722,7 @@ class Cluster:
         self.exits = {node: [] for node in self.nodes}
         self.rules = Rules(self, self.rules)
         later = max(0.0, self.last_fault - kernel.now) + BREAK_SECONDS[1]
-        self.last_fault = kernel.now + later
+        self.last_fault = self.resumes_at = kernel.now + later
         for node in self.nodes:
             kernel.after(kernel.draw(later, later + 1.0), partial(self.start_agent, node))
         kernel.after(later, self.rules.check)
@@ -746,7 +747,7 @@ class Cluster:
             Thread(call, process=process).start()
 
     def start_agent(self, node: int) -> None:
-        if node in self.agents or self.has_ended:
+        if node in self.agents or self.has_ended or self.kernel.now < self.resumes_at:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
         self.stops[node] = stop = ThreadEvent()

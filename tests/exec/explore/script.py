@@ -258,6 +258,8 @@ class ScriptWorld:
             if (step := self.newest(session.job)) is not None:
                 load_state(stages, count, self.saved[step][part])
                 begin = step + 1
+            if begin == scenario.steps:  # the session refuses the job
+                self._rules.struck(current().process)
             self._begin = begin
             session.attach(stages, None, count, data=_no_data, step=begin)
             last = None if session.copies_state else begin - 1
