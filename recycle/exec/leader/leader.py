@@ -287,8 +287,9 @@ class Leader(Generations):
         message, lines = f"worker {worker} {as_clause(cause)} during start-up", self.processes[worker].lines
         if self.run.is_script and cause.endswith(" exit code 0"):
             message += ": its script has called no session.attach (docs/guides/own-loop.md)"
-        if not self._can_restore:
-            if cause.endswith(REFUSED_THE_JOB):
+        has_refused = cause.endswith(REFUSED_THE_JOB)
+        if not self._can_restore or (self.run.is_script and has_refused):  # a script would refuse again
+            if has_refused:
                 raise JobError(lines.rpartition(" ends: ")[2] or message)
             raise RunError(with_last_lines(message, lines))
         self.log_detected(worker, f"{cause} during start-up")

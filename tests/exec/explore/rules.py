@@ -518,17 +518,13 @@ class Rules:
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
         late = "|holds another run" if self._cluster.has_ended or self._has_outcome else ""
         away = "" if self._cluster.scenario.returns else "|agents of nodes .* were not ready"
-        if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
+        is_left = "nothing is left to train" not in str(exit)  # else a script has saved after its last step
+        if isinstance(exit, JobError) and is_left and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if self._cluster.script is not None and isinstance(exit, RecycleError):
             self._cluster.script.exited(exit)
-        is_left = not re.search("nothing is left to train", str(exit))  # a script has saved after its last step
-        if (
-            self._cluster.is_resumed
-            and isinstance(exit, RecycleError)
-            and not self._cluster.scenario.planned
-            and is_left
-        ):
+        is_struck = not self._cluster.is_resumed or self._cluster.scenario.planned
+        if isinstance(exit, RecycleError) and is_left and not is_struck:
             self._fail("resumed", f"agent {node}, which nothing strikes: {exit}")
         kinds = {fault.kind for fault in self._cluster.scenario.faults}
         verified = self._thinks and self._thinks.record.verified_step
