@@ -107,6 +107,13 @@ class Election:
     def outcome(self) -> str | None:
         return self._read("outcome", str)
 
+    def forget_ended(self) -> None:
+        """Delete the run if it has ended: its last leader died before `erase`. Only while it has no other agent."""
+        name = self._prefix + "outcome"
+        if (outcome := self._client.read(name)) is not None:
+            condition, deletion = created_at(name, outcome.created), delete(self._prefix, self._prefix[:-1] + "0")
+            self._client.call("/kv/txn", {"compare": [condition], "success": [deletion], "failure": []})
+
     # The role.
 
     def leader(self, patience: float | None = None) -> LeaderAddress | None:

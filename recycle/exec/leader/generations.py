@@ -147,15 +147,12 @@ class Generations(Forming):
         Raises:
             RunError: a stage's state is lost already.
         """
-        patience = self.end_patience / 2  # the worker may be stuck only since the request to end
-        stuck = self.detector.stuck(self.live, patience)
-        if self.lost_unit(self.holders - stuck):
-            stuck = set()
-        for worker in sorted(stuck | self.joined):
+        stuck = self._stuck()
+        for worker in sorted(stuck.keys() | self.joined):
             self.kill(worker)
             self.remove_live(worker)
             if worker in stuck:
-                self.log_detected(worker, f"no progress for {patience:g} s while the run ends", over=True)
+                self.log_detected(worker, stuck[worker], over=True)
         self.end_generation()
         if unit := self.lost_unit(self.holders):
             raise RunError(f"{unit} no live host that could keep its state")
@@ -166,6 +163,18 @@ class Generations(Forming):
         self._announce_end(replace(before, last=last, finished=True, evaluate=False, checkpoint=is_kept))
         if is_new:
             self.checkpoints.committed(replace(before, checkpoint=True), self.record, self.holdings.hosts)
+
+    def fence_stuck(self) -> None:
+        """Let the others make the last iteration: a user's script cannot leave one that it has begun."""
+        if stuck := self._stuck():
+            self.fence(stuck)
+
+    def _stuck(self) -> dict[Worker, str]:
+        """Workers that are stuck while the run ends, each with the reason; none if a stage's state would be lost."""
+        patience = self.end_patience / 2  # they may be stuck only since the request to end
+        stuck = self.detector.stuck(self.live, patience)
+        reason = f"no progress for {patience:g} s while the run ends"
+        return {} if self.lost_unit(self.holders - stuck) else dict.fromkeys(stuck, reason)
 
     def _announce_end(self, commit: Commit) -> None:
         self.announce(commit=commit)

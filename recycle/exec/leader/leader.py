@@ -293,8 +293,9 @@ class Leader(Generations):
         message, lines = f"worker {worker} {as_clause(cause)} during start-up", self.processes[worker].lines
         if self.run.is_script and cause.endswith(" exit code 0"):
             message += ": its script has called no session.attach (docs/guides/own-loop.md)"
-        if not self._can_restore:
-            if cause.endswith(REFUSED_THE_JOB):
+        has_refused = cause.endswith(REFUSED_THE_JOB)
+        if not self._can_restore or (self.run.is_script and has_refused):  # a script would refuse again
+            if has_refused:
                 end = " ends: " if " ends: " in lines else LINE_SEPARATOR
                 raise JobError(lines.rpartition(end)[2] or message)
             raise RunError(with_last_lines(message, lines))
@@ -441,6 +442,9 @@ class Leader(Generations):
         if is_training and self.now - self._ends_since <= self.end_patience:
             return False
         is_kept = record.committed in self.checkpoints.kept  # saving it again would begin with its removal
+        if is_training and record.commit is not None and self.run.is_script:
+            self.fence_stuck()
+            return False
         if is_training and record.commit is not None and not is_kept:
             self._is_cut_short = record.is_evaluation_due
             self.end_at_committed()

@@ -681,7 +681,7 @@ class Cluster:
         self.stops = defaultdict[int, ThreadEvent](ThreadEvent)
         self.full_until = 0.0
         self.drains: list[NodeDrain] = []
-        self.is_resumed = False
+        self.is_resumed, self.resumes_at = False, 0.0
         self.moments = Counter[str]()
         self._aimed = defaultdict[tuple[str, int], list[Fault]](list)
         for fault in scenario.faults:
@@ -782,6 +782,7 @@ class Cluster:
             process.end("its run has ended", 0)
         kernel.log(f"the run is resumed, after {self.exits}")
         self.is_resumed, kernel.is_finished = True, False
+        self.fabric = Fabric(kernel, self.job.membership.dead_after)
         if self.script is not None:
             self.script.mend()
         self.scenario = replace(self.scenario, faults=(), crashes=frozenset(), spared=frozenset())
@@ -790,7 +791,7 @@ class Cluster:
         self.exits = {node: [] for node in self.nodes}
         self.rules = Rules(self, self.rules)
         later = max(0.0, self.last_fault - kernel.now) + BREAK_SECONDS[1]
-        self.last_fault = kernel.now + later
+        self.last_fault = self.resumes_at = kernel.now + later
         for node in self.nodes:
             kernel.after(kernel.draw(later, later + 1.0), partial(self.start_agent, node))
         kernel.after(later, self.rules.check)
@@ -818,7 +819,7 @@ class Cluster:
     def start_agent(self, node: int) -> None:
         is_first = node in self.awaited
         self.awaited.discard(node)
-        if node in self.agents or (self.has_ended and not is_first):
+        if node in self.agents or (self.has_ended and not is_first) or self.kernel.now < self.resumes_at:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
         self.stops[node] = stop = ThreadEvent()

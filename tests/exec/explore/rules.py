@@ -585,7 +585,7 @@ class Rules:
         scenario = self._cluster.scenario
         kinds = {fault.kind for fault in scenario.faults}
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
-        late = "|holds another run" if self._cluster.has_ended or "wipe store" in kinds else ""
+        late = "|holds another run" if self._cluster.has_ended or self._has_outcome or "wipe store" in kinds else ""
         late += "|is used by agents of another run" if "wipe store" in kinds else ""
         late += "|another number of steps|holds another run" if "second agent" in kinds else ""
         deadline = self._cluster.job.membership.start_deadline
@@ -593,10 +593,14 @@ class Rules:
         may_be_away |= bool(kinds & {"second agent", "wipe store"})
         away = "|were not ready" if may_be_away else ""
         twice = "|already has an agent" if "second agent" in kinds else ""
-        if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
+        is_left = "nothing is left to train" not in str(exit)  # else a script has saved after its last step
+        if isinstance(exit, JobError) and is_left and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if self._cluster.script is not None and isinstance(exit, RecycleError):
             self._cluster.script.exited(exit)
+        is_struck = not self._cluster.is_resumed or scenario.planned
+        if isinstance(exit, RecycleError) and is_left and not is_struck:
+            self._fail("resumed", f"agent {node}, which nothing strikes: {exit}")
         is_ended = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS}
         if isinstance(exit, KeyboardInterrupt) and is_ended and all(s.is_set() for s in self._cluster.stops.values()):
             self._fail("end", f"agent {node} waits until its grace is over, and all agents were asked to end")

@@ -22,7 +22,7 @@ import torch
 from greenlet import GreenletExit
 from torch import Tensor
 
-from recycle.errors import RecycleError
+from recycle.errors import JobError, RecycleError
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.launch.request import job_of_script
 from recycle.exec.protocol import STAGE_LOST, GenerationRecord
@@ -258,6 +258,8 @@ class ScriptWorld:
             if (step := self.newest(session.job)) is not None:
                 load_state(stages, count, self.saved[step][part])
                 begin = step + 1
+            if begin == scenario.steps:  # the session refuses the job
+                self._rules.struck(current().process)
             self._begin = begin
             session.attach(stages, None, count, data=_no_data, step=begin)
             last = None if session.copies_state else begin - 1
@@ -363,13 +365,17 @@ class ScriptWorld:
         """An agent has ended with an error."""
         text, script = str(error), self.script
         has_cause = re.search("too few|could not be ended", text)
+        if "refused the job" in text:
+            self._fail("failure", f"exit code {error.exit_code}, without the reason: {text}")
         if error.exit_code == STAGE_LOST and self._starts < script.restarts and not has_cause:
             self._fail("starts", f"the run ends after {self._starts} further starts of the script: {text}")
         scenario = self._cluster.scenario
         if not self.has_failed or scenario.faults or scenario.planned or scenario.crashes:
             return
-        is_alike = script.fails_at in (self._begin, scenario.steps + 1)
-        if "ScriptError" not in text or error.exit_code != (1 if is_alike else STAGE_LOST):
+        cause, code = "ScriptError", 1 if script.fails_at in (self._begin, scenario.steps + 1) else STAGE_LOST
+        if self._begin == scenario.steps:
+            cause, code = "nothing is left to train", JobError.exit_code
+        if cause not in text or error.exit_code != code:
             self._fail("failure", f"exit code {error.exit_code}: {text}")
 
     def close(self) -> None:

@@ -190,6 +190,7 @@ SCRIPTS = {
     "script fails": replace(_SCRIPT, script=UserScript(restarts=1, fails_at=3)),
     "script fails at the end": replace(_SCRIPT, steps=3, script=UserScript(fails_at=3)),
     "script fails after its session": replace(_SCRIPT, steps=3, script=UserScript(fails_at=4)),
+    "script fails after it has saved all": replace(_SCRIPT, script=UserScript(restarts=2, fails_at=4)),
     "script stops": replace(_SCRIPT, script=UserScript(stops_at=1)),
     "script is stopped": replace(_SCRIPT, faults=(Fault(3.5, "end run"),), steps=8),
 }

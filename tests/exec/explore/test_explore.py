@@ -403,6 +403,8 @@ AIMED = [
         crashes=frozenset({("agent 3 role", 7)}),
     ),
     aimed("script rejoins", at("Committed", 2, "break", 0, 1.5)),
+    aimed("script stops", crashes=frozenset({("agent 0", 20)})),
+    *(aimed("script fails", crashes=frozenset({("agent 2", number)})) for number in (116, 117)),
 ]
 
 
