@@ -174,7 +174,7 @@ class _Agent:
         self._leader_session, self._heard = "", 0.0
         self._orders: deque[Order] = deque()
         self._next_search = 0.0
-        self._rejected_since = 0.0
+        self._is_rejected = False
         self._outcome: str | None = None
         self._leaves_since: float | None = None
 
@@ -324,12 +324,13 @@ class _Agent:
             case Over(outcome=outcome):
                 self._outcome = outcome
             case Rejected():
-                self._rejected_since = self._rejected_since or time.monotonic()
-                if time.monotonic() - self._rejected_since > self._job.membership.lease + 2:
+                if self._is_rejected:
                     raise JobError(f"node {self._node} already has an agent in run {self._run!r}")
+                # If the other agent lives it has time to connect to the next leader first, or to lead itself.
+                self._is_rejected, self._next_search = True, time.monotonic() + self._job.membership.lease + 2
                 self._disconnect()
             case _:
-                self._rejected_since = 0.0
+                self._is_rejected = False
                 self._agent.obey(order, body)
 
     # The end.

@@ -454,6 +454,10 @@ class Leader(Generations):
 
     def _end_run(self, finish: Finish) -> None:
         if finish.ended_early:
+            if finish.step >= 0 and not (self.checkpoints.kept or self.run.is_script):
+                unsaved = StageLost(f"the run was asked to end, the state after step {finish.step} was not saved")
+                lost = unsaved if self._restore is None else self._restore.lost
+                raise lost.without_restore("the run has no complete checkpoint")
             self.log("stopped", step=finish.step, checkpoint=self.checkpoints.folder(finish.step))
         self.ends_early = finish.ended_early
         self.enter(Phase.OVER)

@@ -469,6 +469,7 @@ class Rules:
             case "detected":
                 is_away = cause.startswith("the agent of node")
                 has_left = is_away and (event.get("over") or self._cluster.is_resumed)  # after its worker's end
+                has_left |= is_away and self._is_agent_new(self._cluster.homes[worker])
                 if not (has_left or self._is_struck(worker) or self._is_another(worker, cause)):
                     self._fail("fence", f"worker {worker}, which is well: {cause}")
                 if not event.get("over") and agent is self._leader:
@@ -503,6 +504,11 @@ class Rules:
                 self._fail("repeated", f"step {step}, whose gradient is clipped, after steps with the norms {norms}")
         elif self._is_calm and not self.given_up:  # of too short a deadline
             self._fail("repeated", f"step {step}, although all departures were announced")
+
+    def _is_agent_new(self, node: int) -> bool:
+        """Whether one more agent of a node, which has started just now, may lead, and not know of the other one."""
+        kernel = self._cluster.kernel
+        return any(p.name == f"agent {node} again" and kernel.now - p.began < 0.5 for p in kernel.processes)
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""
@@ -587,11 +593,13 @@ class Rules:
         # An agent that starts late finds the directory of a run that etcd has forgotten, perhaps without its end.
         late = "|holds another run" if self._cluster.has_ended or self._has_outcome or "wipe store" in kinds else ""
         late += "|is used by agents of another run" if "wipe store" in kinds else ""
+        late += "|is finished, it has all" if scenario.launched else ""
         late += "|another number of steps|holds another run" if "second agent" in kinds else ""
         deadline = self._cluster.job.membership.start_deadline
         may_be_away = not scenario.returns or any(not 0.0 <= at < 0.7 * deadline for at in scenario.arrivals)
         may_be_away |= bool(kinds & {"second agent", "wipe store"})
         away = "|were not ready" if may_be_away else ""
+        full = "|was not saved" if "fill disk" in kinds else ""
         twice = "|already has an agent" if "second agent" in kinds else ""
         is_left = "nothing is left to train" not in str(exit)  # else a script has saved after its last step
         if isinstance(exit, JobError) and is_left and not re.search("already has an agent" + late, str(exit)):
@@ -601,9 +609,9 @@ class Rules:
         is_struck = not self._cluster.is_resumed or scenario.planned
         if isinstance(exit, RecycleError) and is_left and not is_struck:
             self._fail("resumed", f"agent {node}, which nothing strikes: {exit}")
-        is_ended = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS}
-        if isinstance(exit, KeyboardInterrupt) and is_ended and all(s.is_set() for s in self._cluster.stops.values()):
-            self._fail("end", f"agent {node} waits until its grace is over, and all agents were asked to end")
+        is_asked = self._is_ended_gently and all(stop.is_set() for stop in self._cluster.stops.values())
+        if is_asked and (isinstance(exit, KeyboardInterrupt) or "has ended while" in str(exit)):
+            self._fail("end", f"all agents were asked to end, and agent {node} ends late: {exit!r}")
         if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
             self._require_missing(list(map(int, missing[1].split())))
         verified = self._thinks and self._thinks.record.verified_step
@@ -619,7 +627,7 @@ class Rules:
             and not self._is_over_for_another
             and not isinstance(exit, ForkServerEnded)  # the node's own end
             and not (self._cluster.script is not None and self._cluster.script.has_failed)
-            and not re.search("does not answer|during start-up|has ended while" + late + away + twice, str(exit))
+            and not re.search("does not answer|during start-up|has ended while" + late + away + twice + full, str(exit))
             and not (self._is_wrong and "different states" in str(exit))
             and not (self._cluster.scenario.slow_messages and "no heartbeat for" in str(exit))
         ):
@@ -657,12 +665,22 @@ class Rules:
 
     def _require_kept(self, exits: Sequence[AgentExit | RecycleError | KeyboardInterrupt]) -> None:
         """A run that its user has ended lost no iteration."""
-        scenario = self._cluster.scenario
-        kinds = {fault.kind for fault in scenario.faults}
-        is_asked = "end run" in kinds and kinds <= {"end run", "leave node", *HARMLESS} and scenario.has_roles_only
-        is_asked = is_asked and not (scenario.planned or scenario.script)
-        if is_asked and self.committed >= 0 and self.committed not in self.kept:
+        if self._cluster.script is not None:  # which saves by itself
+            return
+        if AgentExit.STOPPED in exits and self.committed >= 0 and not self.kept:
+            raise Violation("end", f"a run that has no checkpoint should be resumed after step {self.committed}")
+        if self._is_ended_gently and self.committed >= 0 and self.committed not in self.kept:
             raise Violation("end", f"step {self.committed} is in none of the checkpoints {self.kept}: {exits}")
+
+    @property
+    def _is_ended_gently(self) -> bool:
+        """Whether a user ends the run, and each stage has a host that no fault ends."""
+        scenario = self._cluster.scenario
+        kinds, gentle = {fault.kind for fault in scenario.faults}, {"end run", "leave node", *HARMLESS}
+        if scenario.spared:
+            gentle |= {"stop worker", "leave worker", "drain worker"}
+        is_gentle = not scenario.planned and kinds <= gentle and scenario.has_roles_only
+        return "end run" in kinds and is_gentle and not self._cluster.is_resumed
 
     def ended(self) -> None:
         """The run is over."""

@@ -49,11 +49,22 @@ ENDS = {
     "second agent": 2,
     "wipe store": 1,
     "kill worker": 2,
+    "stop worker": 1,
     "kill agent": 2,
     "lose leases": 1,
     "stall store": 1,
 }
 """How often a run whose agents come late, or are ended, has a kind of fault."""
+OF_LAUNCHER = {
+    "end run": 3,
+    "interrupt run": 1,
+    "kill worker": 3,
+    "stop worker": 2,
+    "leave worker": 1,
+    "drain worker": 2,
+    "fill disk": 1,
+}
+"""The same for `recycle train`, whose process is agent 0."""
 ARRIVALS = {0.5: 6, 3.0: 3, 20.0: 2, 39.0: 1, 60.0: 1, -1.0: 1}
 """Seconds at which an agent starts, at most; never if negative."""
 STORE = {"stall store", "stall store reads", "slow store", "lose answers", "lose leases"}
@@ -195,6 +206,14 @@ SCRIPTS = {
     "script is stopped": replace(_SCRIPT, faults=(Fault(3.5, "end run"),), steps=8),
 }
 """Such runs of a user's script."""
+_LAUNCHED = replace(_THREE, launched=True, checkpoint_every=2, eval_every=2, returns=False, restarts=0)
+ENDED = [
+    *(WORLDS[name] for name in ("calm", "rejoin", "restart", "two leave")),
+    _LAUNCHED,
+    replace(_LAUNCHED, planned=("rejoin:1.0@2", "kill:1.0@1"), steps=6),
+    replace(_LAUNCHED, pipelines=2, ranks=2, sharded=True),
+]
+"""Runs that their users end at a moment."""
 PLANNED = ["kill", "kill", "drain", "nan", "exception", "stop", "stall", "slow=3"]
 PLANNED += ["kill.gather", "kill.commit", "kill.step"]
 """Faults that the worker's own injector strikes."""
@@ -349,35 +368,43 @@ def _with_rare_parts(scenario: Scenario, workers: Sequence[Worker], draws: rando
 
 
 def _begun_and_ended(draws: random.Random, seed: int) -> Scenario:
-    """A run whose agents come late, twice or never, and are ended by their users, also while they start."""
+    """A run whose agents come late, twice or never, or that its user ends, also while it starts; or a launcher's."""
+    way = draws.choice(["agents", "agents", "launcher", "moment"])
+    if way == "moment":
+        world = draws.choice(ENDED)
+        faults = [
+            Fault(0.0, draws.choice(["end run", "end run", "interrupt run"]), 0, 0.0, *draws.choice(_moments(world)[0]))
+        ]
+        if draws.random() < 0.4:
+            moment = draws.choice(_moments(world)[0])
+            kind = draws.choice(["break", "lose leases", "leave node", "stop worker", "kill worker"])
+            faults.append(Fault(0.0, kind, draws.randrange(world.pipelines * world.ranks), 1.5, *moment))
+        return replace(world, seed=seed, faults=tuple(faults), returns=False, spared=frozenset())
     scenario = replace(_draw_job(seed // (JOBS * ROUNDS) * JOBS + seed % JOBS), seed=seed)
+    scenario = replace(scenario, launched=way == "launcher", restarts=draws.choice([0, 1, 3]))
     places = place_workers(job_of(scenario.calm).shape, scenario.per_node)
+    homes = {worker: node for node, workers in enumerate(places) for worker in workers}
     safe = draws.sample(range(scenario.pipelines), scenario.pipelines - 1 if scenario.sharded else 1)
-    spared = [n for n, worker in enumerate(w for node in places for w in node) if worker.pipeline in safe]
-    homes = [node for node, workers in enumerate(places) for _ in workers]
-    nodes = sorted(set(homes) - {homes[number] for number in spared})
-    arrivals = tuple(
-        draws.choices(list(ARRIVALS), list(ARRIVALS.values()))[0] * (1.0 - 0.5 * draws.random()) for _ in places
-    )
-    arrivals = arrivals if draws.random() < 0.5 and max(arrivals) > 0.0 else ()
+    spared = frozenset(number for number, worker in enumerate(homes) if worker.pipeline in safe)
+    nodes = sorted(set(homes.values()) - {homes[worker] for worker in homes if worker.pipeline in safe})
+    others = [number for number, worker in enumerate(homes) if homes[worker] in nodes]
+    weights, arrivals = (OF_LAUNCHER, ()) if scenario.launched else (ENDS, _draw_arrivals(draws, len(places)))
     time, faults = draws.random() * (max(arrivals, default=0.0) + scenario.steps + 3.0), list[Fault]()
-    for kind in draws.choices(list(ENDS), list(ENDS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 6])):
-        if not nodes and kind not in OF_ALL:
-            continue
-        seconds = draws.choice([0.0, 0.0, 1.0, 4.0, 8.0]) * (0.5 + draws.random())
-        target = 0 if kind in OF_ALL else draws.choice(nodes)
-        if kind == "kill worker":
-            target = draws.choice([number for number, node in enumerate(homes) if node in nodes])
-        faults.append(Fault(time, kind, target, 0.0 if kind in INSTANT else seconds))
+    for kind in draws.choices(list(weights), list(weights.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 6])):
+        targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
+        seconds = 0.0 if kind in INSTANT else draws.choice([0.0, 0.0, 1.0, 4.0, 8.0]) * (0.5 + draws.random())
+        if targets:
+            faults.append(Fault(time, kind, draws.choice(targets), seconds))
         time += draws.choice([0.0, 0.3, 1.0, 8.0]) * draws.random()
-    return replace(
-        scenario,
-        spared=frozenset() if any(fault.kind == "interrupt run" for fault in faults) else frozenset(spared),
-        arrivals=arrivals,
-        faults=tuple(faults),
-        restarts=draws.choice([0, 1, 3]),
-        returns=draws.random() < 0.7,
-    )
+    spared = frozenset() if any(fault.kind == "interrupt run" for fault in faults) else spared
+    returns = not scenario.launched and draws.random() < 0.7
+    return replace(scenario, spared=spared, arrivals=arrivals, faults=tuple(faults), returns=returns)
+
+
+def _draw_arrivals(draws: random.Random, nodes: int) -> tuple[float, ...]:
+    drawn = draws.choices(list(ARRIVALS), list(ARRIVALS.values()), k=nodes)
+    arrivals = tuple(seconds * (1.0 - 0.5 * draws.random()) for seconds in drawn)
+    return arrivals if draws.random() < 0.5 and max(arrivals) > 0.0 else ()
 
 
 def _may_pause(planned: Iterable[str]) -> bool:

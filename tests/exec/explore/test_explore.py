@@ -301,6 +301,39 @@ STORIES = {
         steps=14,
         spared=frozenset({0, 1}),
     ),
+    "agents are asked to end while workers start, and one of them has left": story(
+        292,
+        Fault(0.9517574236849236, "leave node", 0),
+        Fault(3.4654785294772035, "end run"),
+        steps=4,
+        staggered=False,
+        surges=(1,),
+        look_seconds=0.05,
+        returns=False,
+    ),
+    "all agents are asked to end, and the next leader has not heard them": story(
+        51,
+        Fault(0.6360505122356122, "break", 0, 0.5791427314590398),
+        Fault(1.7508245706094296, "end run"),
+        pipelines=3,
+        ranks=2,
+        micro_batches=1,
+        steps=3,
+        returns=False,
+    ),
+    "run that its user ends loses its last host, without a checkpoint": story(
+        414,
+        Fault(2.528, "kill worker", 0),
+        Fault(3.86, "stop worker", 1, 20.0),
+        Fault(5.991, "end run"),
+        micro_batches=1,
+        checkpoint_every=2,
+        launched=True,
+        returns=False,
+    ),
+    "second agent of a node does not take its place under the next leader": story(
+        8, Fault(3.5, "second agent", 1), Fault(4.0, "lose leases"), steps=8, spared=frozenset({0})
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
@@ -316,6 +349,34 @@ def test_story_that_violated_a_rule(name: str) -> None:
 def test_world_holds_the_rules(name: str) -> None:
     for seed in range(2):
         assert violation_of(replace(ALL_WORLDS[name], seed=ALL_WORLDS[name].seed + seed)) is None, seed
+
+
+_SPARED = frozenset({0})
+ENDINGS = [
+    (story(1, arrivals=(0.2, 30.0), spared=_SPARED), ["DONE"], ["DONE"]),
+    (story(1, arrivals=(0.2, -1.0), spared=_SPARED), ["RunError"], []),
+    (story(1, Fault(5.0, "interrupt run"), steps=6, checkpoint_every=2), *[["KeyboardInterrupt", "DONE"]] * 2),
+    (story(1, Fault(5.0, "interrupt agent", 1), steps=30, spared=_SPARED), ["DONE"], ["KeyboardInterrupt", "DONE"]),
+    (story(1, Fault(4.0, "second agent", 1), steps=30, spared=_SPARED), ["DONE"], ["JobError", "DONE"]),
+    (story(1, Fault(4.0, "second agent", 1, 1.0), spared=_SPARED), ["DONE"], ["DONE"]),
+    (story(1, Fault(4.5, "wipe store"), steps=8, spared=_SPARED), ["RunError"], ["RunError"]),
+]
+"""Runs, and how the agents of their nodes end."""
+
+
+@pytest.mark.parametrize("number", range(len(ENDINGS)))
+def test_agents_say_how_a_run_has_ended(number: int) -> None:
+    scenario, *expected = ENDINGS[number]
+    exits = Cluster(scenario).run().values()
+    assert [
+        [e.name if isinstance(e, AgentExit) else type(e).__name__ for e in of_node] for of_node in exits
+    ] == expected
+
+
+def test_run_whose_store_has_lost_its_data_is_resumed() -> None:
+    (cluster := Cluster(story(1, Fault(6.0, "wipe store"), steps=8, checkpoint_every=2, spared=_SPARED))).run()
+    assert cluster.is_resumed
+    assert all(exits == [AgentExit.DONE] for exits in cluster.exits.values())
 
 
 def aimed(world: str, *faults: Fault, **more: Any) -> Scenario:
