@@ -21,7 +21,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import holds_steps
 from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_directory import RunDirectory, identity_of, lock_directory
+from recycle.exec.launch.run_directory import RunDirectory, has_ended, identity_of, lock_directory
 from recycle.exec.protocol import RunInfo
 from recycle.job.sections import MembershipSection
 from recycle.plans import schedule_hash
@@ -45,12 +45,12 @@ def open_agreed_directory(
         schedule="" if request.schedule is None else schedule_hash(request.schedule),
         script_restarts=request.script_restarts if request.command else None,
     )
-    has_ended = resume and election.outcome() is not None
-    if (info := election.run()) is not None and not has_ended:
+    has_outcome = resume and election.outcome() is not None
+    if (info := election.run()) is not None and not has_outcome:
         _require_same(own, info, election, node, run)
     lock, is_alone, info = _lock(path, request.job.membership, election)
     try:
-        if has_ended and is_alone:  # its last leader died before it erased the run
+        if has_outcome and is_alone:  # its last leader died before it erased the run
             election.forget_ended()
             info = election.run()
         if info is not None:
