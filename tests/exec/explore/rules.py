@@ -124,7 +124,7 @@ class Rules:
         self.cursor: Cursor | None = None
         self.committed = -1
         self._has_outcome = False
-        self._commits: set[tuple[int, int]] = set()
+        self._commits: set[tuple[int, int]] = set() if before is None else before._commits
         self._evaluated = set[str]()
         self._had_one_host = False
         self._records, self._ran = dict[int, set[int]](), set[int]()
