@@ -204,6 +204,9 @@ SCRIPTS = {
     "script fails after it has saved all": replace(_SCRIPT, script=UserScript(restarts=2, fails_at=4)),
     "script stops": replace(_SCRIPT, script=UserScript(stops_at=1)),
     "script is stopped": replace(_SCRIPT, faults=(Fault(3.5, "end run"),), steps=8),
+    "script is stopped while a worker is stuck": replace(
+        _SCRIPT, planned=("stall:1.0@3",), faults=(Fault(4.9, "end run"),), steps=8
+    ),
 }
 """Such runs of a user's script."""
 _LAUNCHED = replace(_THREE, launched=True, checkpoint_every=2, eval_every=2, returns=False, restarts=0)

@@ -34,7 +34,7 @@ def test_no_seed_violates_a_rule(first: int) -> None:
         assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("seed", [7, 300019, 300081])  # in the last ones an agent with many connections resigns
+@pytest.mark.parametrize("seed", [7, 300019, 300081])  # a script; an agent with many connections resigns
 def test_a_seed_repeats_a_run_to_the_message(seed: int) -> None:
     stories = [list[str](), list[str](), list[str]()]
     for story in stories:
