@@ -448,7 +448,7 @@ class Rules:
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
-        if error and (self._is_gentle or not re.search(known, error)):
+        if error and ((self._is_gentle and not self._cluster.is_resumed) or not re.search(known, error)):
             self._fail("checkpoint", error)
 
     def _require_need(self, step: int, cause: str) -> None:
@@ -557,7 +557,8 @@ class Rules:
         if isinstance(exit, JobError) and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         is_asked = self._is_ended_gently and all(stop.is_set() for stop in self._cluster.stops.values())
-        if is_asked and (isinstance(exit, KeyboardInterrupt) or "has ended while" in str(exit)):
+        is_unaware = "has ended while" in str(exit) and "break" not in kinds
+        if is_asked and (isinstance(exit, KeyboardInterrupt) or is_unaware):
             self._fail("end", f"all agents were asked to end, and agent {node} ends late: {exit!r}")
         if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
             self._require_missing(list(map(int, missing[1].split())))
