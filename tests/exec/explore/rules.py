@@ -492,7 +492,8 @@ class Rules:
         has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
         # A leader that was stopped may complete what the next one has removed.
-        if error and agent is self._leader and (self._is_gentle or not re.search(known, error)):
+        is_gentle = self._is_gentle and not self._cluster.is_resumed
+        if error and agent is self._leader and (is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
 
     def _require_need(self, step: int, cause: str) -> None:
@@ -610,7 +611,8 @@ class Rules:
         if isinstance(exit, RecycleError) and is_left and not is_struck:
             self._fail("resumed", f"agent {node}, which nothing strikes: {exit}")
         is_asked = self._is_ended_gently and all(stop.is_set() for stop in self._cluster.stops.values())
-        if is_asked and (isinstance(exit, KeyboardInterrupt) or "has ended while" in str(exit)):
+        is_unaware = "has ended while" in str(exit) and "break" not in kinds
+        if is_asked and (isinstance(exit, KeyboardInterrupt) or is_unaware):
             self._fail("end", f"all agents were asked to end, and agent {node} ends late: {exit!r}")
         if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
             self._require_missing(list(map(int, missing[1].split())))
