@@ -159,9 +159,14 @@ class Election:
         return self._read("record", GenerationRecord), self._read("cursor", Cursor)
 
     def persist(self, action: Persist, others: Sequence[EtcdRequest] = ()) -> None:
-        """Write the register, and carry out other requests with it. Raises RoleLost, RunError."""
+        """Write the register, and carry out other requests with it. Raises RoleLost, RunError.
+
+        An answer that this process reads after the end of its lease, because it was suspended, is too late to act on.
+        """
         record = [] if action.record is None else [self._put("record", action.record)]
         self._write([*others, *record], action.cursor)
+        if not self.seconds_left:
+            raise RoleLost("the lease of the role has ended")
 
     def end(self, outcome: str, patience: float | None = None) -> None:
         """Write the outcome of the run. Raises RoleLost; RunError without an answer, as `EtcdClient.call`."""

@@ -334,6 +334,17 @@ STORIES = {
     "second agent of a node does not take its place under the next leader": story(
         8, Fault(3.5, "second agent", 1), Fault(4.0, "lose leases"), steps=8, spared=frozenset({0})
     ),
+    "leader that was stopped removes no line of the next one": story(
+        1135,
+        Fault(0.0, "stop agent", 1, 8.0, "restored"),
+        ranks=2,
+        micro_batches=1,
+        steps=8,
+        checkpoint_every=2,
+        tensor_parallel=2,
+        planned=("kill:0.1@3", "kill:1.1@3"),
+        restarts=0,
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
