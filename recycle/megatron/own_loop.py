@@ -286,7 +286,6 @@ class Session:
         script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
         script.results = []
         self._advance((self.step, _REDUCED))
-        self._require_step()
         return script.results
 
     def optimizer_step(self) -> tuple[bool, float | None, int | None]:
@@ -302,7 +301,6 @@ class Session:
         if self._at >= (self.step, _STEPPED):
             raise RunError(f"step {self.step}: call session.optimizer_step once in each iteration of session.steps()")
         self._advance((self.step, _STEPPED))
-        self._require_step()
         success, norm, zeros = script.stepped
         return success, norm, zeros
 
@@ -404,14 +402,6 @@ class Session:
             print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
             sys.exit(STAGE_LOST if lost else 0)
 
-    def _require_step(self) -> None:
-        """Leave the script if the run was ended before the present step was committed: it must not save it."""
-        assert self._hook is not None
-        if self._is_over and self._hook.committed < self.step:
-            self._has_left = True
-            print(f"worker {self.worker} leaves the run, which was ended before step {self.step}", flush=True)
-            sys.exit(0)
-
     def _take(self, pause: Pause) -> None:
         self._at = pause.step, _PHASES[pause.phase]
 
@@ -509,12 +499,12 @@ class _SessionHook(IterationHook):
         self._world, self._script, self._updates, self._lacks = world, script, updates, lacks
         self._receivers: list[Worker] = []
         self.loss: float | None = None
-        self.is_finished, self.began_after, self.committed = False, -1, -1
+        self.is_finished, self.began_after = False, -1
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Called with every commit that this process learns of."""
         if commit is not None:
-            self.loss, self.is_finished, self.committed = commit.loss, commit.finished, commit.step
+            self.loss, self.is_finished = commit.loss, commit.finished
 
     def begin_generation(self, generation: Generation) -> None:
         self._generation, schedule, self.began_after = generation, generation.schedule, generation.record.committed

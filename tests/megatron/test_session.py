@@ -418,16 +418,6 @@ def test_a_script_may_end_with_sys_exit_inside_its_session(survive):
     assert survive(job(pipelines=1), "--exit-late", script=MISUSE).ended_early
 
 
-def test_a_script_leaves_a_step_before_which_its_run_is_ended(survive):
-    """As while others save a large checkpoint."""
-    result = survive(varied(job(pipelines=1), membership={"grace": 2.0}), "--slow", script=MISUSE, stop_at=1)
-    assert result.ended_early
-    assert len(result.losses) == 2
-    for worker in ("0.0", "0.1"):
-        log = (result.directory / "logs" / f"{worker}.log").read_text()
-        assert log.endswith(f"worker {worker} leaves the run, which was ended before step 2\nat exit\n")
-
-
 @pytest.mark.parametrize(
     ("option", "error", "message"),
     [

@@ -505,10 +505,9 @@ class Leader(Generations):
             if (cause := self.processes[worker].how or lost.get(worker)) is not None:
                 self.kill(worker)
                 self.live.discard(worker)
-                has_left = self.ends_early and cause.endswith(" exit code 0")  # a script in the middle of a step
                 cause = self.with_reason(worker, cause)
                 self.log_detected(worker, cause, step=self.record.committed, over=True)
-                if self.run.is_script and not (self.live or has_left):
+                if self.run.is_script and not self.live:
                     raise RunError(f"after the last step the script has failed in all workers: worker {worker} {cause}")
         if waits & self.live:
             return None
