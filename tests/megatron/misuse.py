@@ -99,13 +99,16 @@ def main():
         for _ in session.steps():
             if "--exit-early" in sys.argv:
                 sys.exit()
+            if "--slow" in sys.argv and session.step > 1:
+                time.sleep(5 * session.worker.rank)
             sizes = SIZES | {"seq_length": 32} if "--short" in sys.argv else SIZES
             session.forward_backward(detached if "--detached" in sys.argv else forward_step, **sizes)
             refused("a second forward", session.forward_backward, forward_step, **SIZES)
             refused("a step of the optimizer", optimizer.step)
             session.optimizer_step()
             refused("a second step", session.optimizer_step)
-            session.stop()
+            if "--slow" not in sys.argv:
+                session.stop()
         if "--exit-late" in sys.argv:
             sys.exit()
     print("steps traced:", log_path(session.directory, session.worker).read_text().count("\n"), flush=True)

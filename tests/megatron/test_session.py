@@ -418,6 +418,15 @@ def test_a_script_may_end_with_sys_exit_inside_its_session(survive):
     assert survive(job(pipelines=1), "--exit-late", script=MISUSE).ended_early
 
 
+def test_a_run_that_ends_waits_for_a_script_in_the_middle_of_a_step(survive):
+    """As while others save a large checkpoint."""
+    result = survive(varied(job(pipelines=1), membership={"grace": 2.0}), "--slow", script=MISUSE, stop_at=1)
+    assert result.ended_early
+    assert len(result.losses) == 3
+    for worker in ("0.0", "0.1"):
+        assert (result.directory / "logs" / f"{worker}.log").read_text().endswith("ended\nat exit\n")
+
+
 @pytest.mark.parametrize(
     ("option", "error", "message"),
     [

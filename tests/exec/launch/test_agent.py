@@ -295,7 +295,12 @@ def test_agent_does_not_begin_a_run_that_has_ended_while_it_started(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(msgspec.json.encode(ended) + b"\n")
     with pytest.raises(JobError, match="has ended after step"):
         open_agreed_directory(
-            request, SimpleNamespace(run=lambda: None), node=1, run="mine", path=tmp_path, resume=True
+            request,
+            SimpleNamespace(run=lambda: None, outcome=lambda: None),
+            node=1,
+            run="mine",
+            path=tmp_path,
+            resume=True,
         )
 
 
