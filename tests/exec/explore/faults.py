@@ -154,7 +154,7 @@ def _interrupt_run(cluster: Cluster, fault: Fault) -> None:
 
 
 def _second_agent(cluster: Cluster, fault: Fault) -> None:
-    """Somebody starts an agent with the number of a node once more; with `seconds`, one with more steps."""
+    """A second agent with the number of a node starts; with `seconds`, one with more steps."""
     cluster.start_another(cluster.node_of(fault), int(bool(fault.seconds)))
 
 

@@ -288,14 +288,14 @@ class Rules:
         """A host of the worker's stage stays whose agent is known to live, and another copy of what it has run with."""
         scenario, record = self._cluster.scenario, self.record
         if scenario.sharded and scenario.optimizer_copies == 1 and record and record.generation in self._ran:
-            self._fail("last copy", f"worker {worker} may leave, and nobody has its shards")
+            self._fail("last copy", f"worker {worker} may leave, and no other has its shards")
         others = [other for other in self.leader.holders if not self.leader.is_awaited([other])]
         if not (self._cluster.scenario.elastic or any(other.rank == worker.rank for other in others)):
             self._fail("last copy", f"worker {worker} may leave, and agents of the other hosts of its stage are away")
 
     @property
     def is_loud(self) -> bool:
-        """Whether something has changed lately, or nobody leads."""
+        """Whether something has changed lately, or there is no leader."""
         kernel, leader = self._cluster.kernel, self._thinks
         if self._leader is None or not self._leader.is_alive or leader is None:
             return True
