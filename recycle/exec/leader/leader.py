@@ -445,8 +445,8 @@ class Leader(Generations):
         if is_training and record.commit is not None and self.run.is_script:
             self.fence_stuck()
             return False
+        self._is_cut_short = record.is_evaluation_due
         if is_training and record.commit is not None and not is_kept:
-            self._is_cut_short = record.is_evaluation_due
             self.end_at_committed()
             return False
         self._end_run(Finish({}, True, record.committed, merge=False))

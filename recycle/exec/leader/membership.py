@@ -413,12 +413,13 @@ class Membership(RunState):
                 continue
             if rejoin.deadline is None:
                 rejoin.deadline = self.now + self.limits.rejoin_deadline
-            if rejoin.started and is_running and self.is_ready(worker):
+            is_leaving = rejoin.started and self.has_left(worker)
+            if rejoin.started and is_running and self.is_ready(worker) and not is_leaving:
                 self.live.add(worker)
                 self.joined.add(worker)
                 self._refused.clear()  # the others may leave now, if they are asked again
                 self.detector.forget([worker])
-            elif (is_running or not rejoin.started) and self.now < rejoin.deadline:
+            elif (is_running or not rejoin.started) and self.now < rejoin.deadline and not is_leaving:
                 return False  # it starts up, its last process is about to end, or its node is missing
             elif not self.has_left(worker):
                 self.kill(worker)

@@ -115,7 +115,7 @@ class Rules:
         self.rejoining = {str(f.worker) for f in map(parse_fault, cluster.scenario.planned) if f.kind == "rejoin"}
         self.given_up, self._asked = set[tuple[str, int]](), dict[str, int]()
         self._until = dict[tuple[str, int], float]()
-        self.kept = set[int]()
+        self.kept = set[int]() if before is None else before.kept
         self._disturbed = self._written = 0.0
         self.members: dict[Process, MemberState] = {}
         self._thinks: Leader | None = None
@@ -263,11 +263,14 @@ class Rules:
                     self._until.pop((worker, number), None)
             case Tell(message=Leave(stage_lost=lost)) if lost:
                 pass  # of a script, which all processes leave
+            case Tell(message=Leave()) if self._leader not in (None, current().process):
+                pass  # a leader that has lost the role tells nothing
             case Tell(message=Leave(worker=worker, incarnation=number)) if self.record is not None:
                 # Processes of a run that was stopped leave when it continues.
                 if self.record.plan and self._asked.get(worker) != number:
                     self._fail("left", f"process {number} of worker {worker} may leave, and was not asked to")
-                if self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
+                is_told_again = self.cursor is not None and self.cursor.released.get(worker) == number + 1
+                if not is_told_again and self._cluster.kernel.now > self._until.get((worker, number), LONGEST):
                     self._fail("drained", f"worker {worker} leaves after its deadline")
                 if worker in self.record.live and worker not in self.record.joins:
                     self._require_hosts(Worker.parse(worker))
@@ -507,9 +510,10 @@ class Rules:
             self._fail("repeated", f"step {step}, although all departures were announced")
 
     def _is_agent_new(self, node: int) -> bool:
-        """Whether one more agent of a node, which has started just now, may lead, and not know of the other one."""
-        kernel = self._cluster.kernel
-        return any(p.name == f"agent {node} again" and kernel.now - p.began < 0.5 for p in kernel.processes)
+        """Whether one more agent of a node, which starts or asks again just now, may not know of the other one."""
+        kernel, again = self._cluster.kernel, self._cluster.job.membership.lease + 2.0
+        ages = [kernel.now - p.began for p in kernel.processes if p.name == f"agent {node} again"]
+        return any(age < 0.5 or again <= age < again + 1.0 for age in ages)
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""
@@ -602,7 +606,8 @@ class Rules:
         away = "|were not ready" if may_be_away else ""
         full = "|was not saved" if "fill disk" in kinds else ""
         twice = "|already has an agent" if "second agent" in kinds else ""
-        is_left = "nothing is left to train" not in str(exit)  # else a script has saved after its last step
+        # A script has saved after its last step, a run was interrupted after its last checkpoint, or is still in etcd.
+        is_left = not re.search("nothing is left to train|is finished, it has all|without --resume", str(exit))
         if isinstance(exit, JobError) and is_left and not re.search("already has an agent" + late, str(exit)):
             self._fail("refused", f"agent {node}: {exit}")
         if self._cluster.script is not None and isinstance(exit, RecycleError):
@@ -619,7 +624,10 @@ class Rules:
         verified = self._thinks and self._thinks.record.verified_step
         restorable = sorted(step for step in self.kept if verified is None or step <= verified)
         is_lost = isinstance(exit, RecycleError) and not self._is_wrong and kinds <= set(HARMLESS)
-        if restorable and (is_lost or "has no complete checkpoint" in str(exit)):
+        # A leader that loses the role during a restore has ended processes, as if they had died.
+        is_lost = is_lost and is_left and not (scenario.restarts == 0 and "workers are too few" in str(exit))
+        is_late = "was asked to end" in str(exit) and kinds & {"suspend", "stop agent"}  # and saved by the last leader
+        if restorable and (is_lost or ("has no complete checkpoint" in str(exit) and not is_late)):
             self._fail("restore", f"agent {node}, with checkpoints {restorable}: {exit}")
         is_stopping = kinds & {"end run", "interrupt run"} and self._has_left
         if (
