@@ -513,7 +513,7 @@ class Rules:
         """Whether one more agent of a node, which starts or asks again just now, may not know of the other one."""
         kernel, again = self._cluster.kernel, self._cluster.job.membership.lease + 2.0
         ages = [kernel.now - p.began for p in kernel.processes if p.name == f"agent {node} again"]
-        return any(age < 0.5 or again <= age < again + 1.0 for age in ages)
+        return any(age < 0.5 or age >= again for age in ages)
 
     def _number(self, worker: Worker) -> int:
         """The process of a worker that an event is about: one may have started since."""
@@ -604,7 +604,7 @@ class Rules:
         may_be_away = not scenario.returns or any(not 0.0 <= at < 0.7 * deadline for at in scenario.arrivals)
         may_be_away |= bool(kinds & {"second agent", "wipe store"})
         away = "|were not ready" if may_be_away else ""
-        full = "|was not saved" if "fill disk" in kinds else ""
+        full = "|was not saved" if kinds & {"fill disk", "second agent"} else ""
         twice = "|already has an agent" if "second agent" in kinds else ""
         # A script has saved after its last step, a run was interrupted after its last checkpoint, or is still in etcd.
         is_left = not re.search("nothing is left to train|is finished, it has all|without --resume", str(exit))
@@ -616,7 +616,7 @@ class Rules:
         if isinstance(exit, RecycleError) and is_left and not is_struck:
             self._fail("resumed", f"agent {node}, which nothing strikes: {exit}")
         is_asked = self._is_ended_gently and all(stop.is_set() for stop in self._cluster.stops.values())
-        is_unaware = "has ended while" in str(exit) and "break" not in kinds
+        is_unaware = "has ended while" in str(exit) and not kinds & {"break", "forge"}
         if is_asked and (isinstance(exit, KeyboardInterrupt) or is_unaware):
             self._fail("end", f"all agents were asked to end, and agent {node} ends late: {exit!r}")
         if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
