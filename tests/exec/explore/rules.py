@@ -625,7 +625,8 @@ class Rules:
         restorable = sorted(step for step in self.kept if verified is None or step <= verified)
         is_lost = isinstance(exit, RecycleError) and not self._is_wrong and kinds <= set(HARMLESS)
         # A leader that loses the role during a restore has ended processes, as if they had died.
-        is_lost = is_lost and is_left and not (scenario.restarts == 0 and "workers are too few" in str(exit))
+        is_lost = is_lost and is_left and bool(scenario.restarts or not (scenario.faults or scenario.crashes))
+        is_lost = is_lost and not (scenario.slow_messages and "does not answer" in str(exit))
         is_late = "was asked to end" in str(exit) and kinds & {"suspend", "stop agent"}  # and saved by the last leader
         if restorable and (is_lost or ("has no complete checkpoint" in str(exit) and not is_late)):
             self._fail("restore", f"agent {node}, with checkpoints {restorable}: {exit}")
@@ -679,7 +680,9 @@ class Rules:
             return
         if AgentExit.STOPPED in exits and self.committed >= 0 and not self.kept:
             raise Violation("end", f"a run that has no checkpoint should be resumed after step {self.committed}")
-        if self._is_ended_gently and self.committed >= 0 and self.committed not in self.kept:
+        # An agent whose connection breaks when it leaves does not tell which parts are written.
+        is_told = not {fault.kind for fault in self._cluster.scenario.faults} & {"break", "suspend", "forge"}
+        if self._is_ended_gently and is_told and self.committed >= 0 and self.committed not in self.kept:
             raise Violation("end", f"step {self.committed} is in none of the checkpoints {self.kept}: {exits}")
 
     @property
