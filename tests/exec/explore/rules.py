@@ -119,7 +119,7 @@ class Rules:
         self._disturbed = self._written = 0.0
         self.members: dict[Process, MemberState] = {}
         self._thinks: Leader | None = None
-        self._leader: Process | None = None
+        self._leader: Process | None = None if before is None else before._leader
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
         self.committed = -1
@@ -127,7 +127,8 @@ class Rules:
         self._commits: set[tuple[int, int]] = set() if before is None else before._commits
         self._evaluated = set[str]()
         self._had_one_host = False
-        self._records, self._ran = dict[int, set[int]](), set[int]()
+        self._records: dict[int, set[int]] = {} if before is None else before._records
+        self._ran = set[int]()
         self._better, self._steady_since = "", -1
         self._computed = set[tuple[Process, int]]()
         self._said: dict[tuple[int, str], set[str]] = defaultdict(set)
