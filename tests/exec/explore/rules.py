@@ -483,7 +483,9 @@ class Rules:
                 self._fail("drained", f"worker {worker}, which was given up")
             case "fault" if not cause and not event["fault"].startswith("slow"):
                 self._struck[worker] = given[1]
-            case "fault" if cause and not self._is_struck(worker):
+            case "fault" if cause and not (
+                self._is_struck(worker) or (self.cursor and str(worker) in self.cursor.gone)
+            ):
                 self._fail("return", f"worker {worker}, which is well, {cause}")
             case "replanned":
                 self._better = event["plan"]
