@@ -622,7 +622,9 @@ class Rules:
         is_unaware = "has ended while" in str(exit) and not kinds & {"break", "forge"}
         if is_asked and (isinstance(exit, KeyboardInterrupt) or is_unaware):
             self._fail("end", f"all agents were asked to end, and agent {node} ends late: {exit!r}")
-        if missing := re.search("agents of nodes (.*) were not ready", str(exit)):
+        late_exits = [e for exits in self._cluster.exits.values() for e in exits if "were not ready" in str(e)]
+        missing = re.search("agents of nodes (.*) were not ready", str(exit))
+        if missing and len(late_exits) == 1:  # the others hear of it later
             self._require_missing(list(map(int, missing[1].split())))
         verified = self._thinks and self._thinks.record.verified_step
         restorable = sorted(step for step in self.kept if verified is None or step <= verified)
