@@ -218,6 +218,8 @@ class Rules:
 
     @leader.setter
     def leader(self, leader: Leader) -> None:
+        if self._thinks is not None and self._leader not in (None, current().process):
+            return  # its agent was stopped, and has lost the role
         self._thinks = leader
         self._asked = dict(self.cursor.gone) if self.cursor is not None else {}
         self._until.clear()  # each leader counts from when it is asked
@@ -391,7 +393,7 @@ class Rules:
         self._require_balance(record)
         if self._cluster.script is not None:
             self._cluster.script.recorded(before, record)
-        self.record, self._steady_since = record, self.committed
+        self.record, self._steady_since = record, max(self.committed, record.committed)
         hosts = Counter(Worker.parse(worker).rank for worker in record.live)
         self._had_one_host = self._had_one_host or 1 in hosts.values()
         self._records.setdefault(record.generation, set(self.cursor.struck) if self.cursor else set())
