@@ -145,7 +145,7 @@ lock = open({path!r}, "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 subprocess.run(["sleep", "100"], pass_fds=[lock.fileno()])
 """
-"""A worker whose script is a process of its own, as with a shell script around it; both hold a lock."""
+"""A worker that starts its script as a child, as a shell script does; both hold a lock."""
 
 
 def is_locked(path: Path) -> bool:
