@@ -35,7 +35,7 @@ import torch
 from megatron.core import parallel_state
 
 from recycle.errors import RecycleError, RunError, ScheduleError, first_line
-from recycle.exec.device import DeviceState
+from recycle.exec.device import DeviceState, Progress
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.leader.commit import evaluation_report
@@ -100,7 +100,9 @@ class Session:
         self._beats, self._failure = itertools.count(), ""
         self._final: FinalState | None = None
         atexit.register(self._end)
+        self._progress: Progress | None = None  # heartbeats start with the participant
         self._process = Participant(os.environ[SESSION], self._device_state)
+        self._progress = self._process.member.progress
         self.job, self.worker = self._process.job, self._process.worker
         shape = self.job.shape
         size = self._process.tensor_parallel
@@ -152,7 +154,9 @@ class Session:
         return self.world.acting_rank if self._is_in_script else self.world.rank
 
     def _device_state(self) -> DeviceState:
-        if self._is_in_script:
+        """The script makes progress, whatever it does, unless it waits for its peers in a collective."""
+        is_waiting = self._progress is not None and self._progress.waiting
+        if self._is_in_script and not is_waiting:
             return DeviceState(next(self._beats), "script")
         return self._process.transport.device_state()
 

@@ -293,7 +293,8 @@ class Forming(Membership):
         if commit is not None and commit.finished and commit.checkpoint:  # waits for an earlier checkpoint
             usual = max(usual, self.job.train.checkpoint_deadline)
         if seconds > (usual if self._longest else self.limits.transport_timeout):
-            self._form_again(f"all workers have waited for {seconds:.0f} s, and none has made progress")
+            hint = "; do all processes of the script make the same collectives?" if self.run.is_script else ""
+            self._form_again(f"all workers have waited for {seconds:.0f} s, and none has made progress{hint}")
 
     def record_copies(self) -> None:
         """Record copies that finished while the generation runs: the workers hold these shards from now on."""

@@ -15,7 +15,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any
@@ -33,6 +32,7 @@ from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTr
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
+from recycle.exec.transport.threads import WaitingThread
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.job.shape import Worker
@@ -78,7 +78,7 @@ class GlooTransport(GroupTransport):
         self._exchanged = 0
         self._connections: list[Connection] = []
         self._ends: dict[Worker, str] = {}
-        self._scattering: dict[int, ThreadPoolExecutor] = {}
+        self._scattering: dict[int, WaitingThread] = {}
         self._warned: set[Worker] = set()
         self._next_probe = 0.0
         self._lanes: dict[Worker, OutgoingLane] = {}
@@ -189,7 +189,7 @@ class GlooTransport(GroupTransport):
         if bucket is not None:
             # Hosts of a stage begin its sums in one order; hosts of different stages need not.
             if stage not in self._scattering:
-                self._scattering[stage] = ThreadPoolExecutor(1)
+                self._scattering[stage] = WaitingThread()
             started.append(PendingSend(self._scattering[stage].submit(run)))
             return
         del self._bucket_sums[stage]
@@ -246,7 +246,7 @@ class GlooTransport(GroupTransport):
             lane.close()
         self._lanes = {}
         for thread in self._scattering.values():
-            thread.shutdown(wait=False, cancel_futures=True)
+            thread.shut()
         super().close()
         self._tensor, self._formed = None, []
 

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn
@@ -32,6 +32,7 @@ from recycle.exec.transport.base import (
     Unreachable,
     lane_places,
 )
+from recycle.exec.transport.threads import WaitingThread
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker
@@ -99,7 +100,7 @@ class GroupTransport(ABC):
         self._incoming: dict[Worker, tuple[Any, int]] = {}
         self._sums: dict[int, Any] = {}
         self._everyone: Any = None
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = WaitingThread()
         self._patience = math.inf
         self._failure: RecycleError | None = None
         self._iteration = 0
@@ -302,7 +303,7 @@ class GroupTransport(ABC):
         self._receives.clear()
         self._sent, self._bucket_sums = {}, {}
         self._outgoing, self._incoming, self._sums, self._everyone = {}, {}, {}, None
-        self._thread.shutdown(wait=False)
+        self._thread.shut()
         self._failure = TransportError("the generation is over")  # an earlier one refers to frames, and these to groups
 
     def _wait_in_thread(self, action: Callable[[], Any], seconds: float = math.inf) -> Any:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the command line reads faults without torch
     import torch
 
+from recycle.exec.transport.threads import WaitingThread
 from recycle.job import Job, price
 from recycle.job.shape import Worker
 
@@ -107,7 +108,7 @@ class OutgoingLane:
 
     def __init__(self, start: StartSend, delay: Callable[[float], float], over: threading.Event) -> None:
         self._start, self._delay, self._over = start, delay, over
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = WaitingThread()
         self._network: deque[float] = deque(maxlen=RECENT_MESSAGES)
         self._delivered: deque[float] = deque(maxlen=MOST_TIMES)
         self._free = 0.0
@@ -130,7 +131,7 @@ class OutgoingLane:
         return [self._delivered.popleft() for _ in range(len(self._delivered))]
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shut()
 
     def _send_later(self, requested: float, delay: float, tensor: torch.Tensor, tag: int) -> None:
         began = max(requested, self._free)

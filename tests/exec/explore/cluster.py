@@ -182,7 +182,7 @@ class Scenario:
         """Whether nothing strikes but losses of the role and of connections, and no step is repeated."""
         are_short = all(f.kind in HARMLESS or (f.kind == "stall store" and f.seconds < 2.0) for f in self.faults)
         is_slow = all(text.startswith("slow") for text in self.planned)
-        has_error = self.script is not None and self.script.fails_at >= 0
+        has_error = self.script is not None and max(self.script.fails_at, self.script.skips_at) >= 0
         return is_slow and not has_error and are_short and self.has_roles_only and not self.surges
 
     @property

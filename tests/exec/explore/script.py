@@ -54,12 +54,14 @@ class UserScript:
         fails_at: step in which it raises an error in all processes, before the commit; the number of steps for after
             the last one, one more for after its session, -1 for never.
         stops_at: step in which one process calls `session.stop`; -1 for never.
+        skips_at: step in which one process leaves out a collective that the others make; -1 for never.
         pauses: processes pause now and then between two steps.
     """
 
     restarts: int = 0
     fails_at: int = -1
     stops_at: int = -1
+    skips_at: int = -1
     pauses: bool = False
 
 
@@ -276,7 +278,8 @@ class ScriptWorld:
                 count.steps += 1
                 self._note_step(session, step, part, state_of(stages, count))
                 self._pause()
-                self._note_result(session, step, "all", None)
+                if step != script.skips_at or session.worker.pipeline or session.worker.rank:
+                    self._note_result(session, step, "all", None)
                 self._note_result(session, step, f"rank {part}", session.worker.rank)
                 if scenario.checkpoint_every and (step + 1) % scenario.checkpoint_every == 0:
                     self._save(session, step, part, state_of(stages, count))
@@ -387,5 +390,5 @@ class ScriptWorld:
 
     def mend(self) -> None:
         """The user resumes the run, with a script that runs to its end."""
-        self.script, self.has_failed = replace(self.script, fails_at=-1, stops_at=-1), False
+        self.script, self.has_failed = replace(self.script, fails_at=-1, stops_at=-1, skips_at=-1), False
         self._results.clear()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from recycle.cli.planner import plan_for_training
+from recycle.errors import RunError
 from recycle.exec.launch.agent import AgentExit
 from recycle.exec.launch.run_directory import lock_directory
 from recycle.exec.launch.standalone import LocalRun
@@ -21,6 +22,7 @@ from recycle.ir.lower import with_barrier
 from recycle.plans import Plan, failure_vector
 from tests.exec.explore.cluster import Cluster, Scenario, job_of, reference
 from tests.exec.explore.faults import Fault
+from tests.exec.explore.script import UserScript
 from tests.exec.explore.small import SMALL, crash_points
 from tests.exec.explore.stories import SCRIPTS, WORLDS, draw_scenario, violation_of
 
@@ -561,6 +563,16 @@ def test_all_agents_end_with_the_code_of_the_reason() -> None:
     assert {node: [getattr(exit, "code", exit) for exit in of_node] for node, of_node in exits.items()} == {
         node: ["stage-lost"] for node in exits
     }
+
+
+def test_script_whose_processes_make_different_collectives_ends() -> None:
+    exits = Cluster(replace(SCRIPTS["script"], script=UserScript(skips_at=1))).run()
+    (reason,) = {str(exit) for of_node in exits.values() for exit in of_node if isinstance(exit, RunError)}
+    assert re.fullmatch(
+        r"gave up after 5 attempts with the same workers: all workers have waited for \d+ s, and none has made"
+        r" progress; do all processes of the script make the same collectives\?",
+        reason,
+    )
 
 
 def test_agents_wait_for_those_of_a_run_that_has_ended(tmp_path: Path) -> None:

@@ -202,6 +202,10 @@ class Executor:
         while wait and self._is_running:
             machine.KERNEL.park(seconds=0.001)
 
+    def shut(self) -> None:
+        """As `WaitingThread` does."""
+        self.shutdown(wait=False, cancel_futures=True)
+
 
 def wait_for_futures(futures: Iterable[Future], timeout: float | None = None) -> None:
     until = None if timeout is None else machine.KERNEL.now + timeout

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
+from recycle.exec.transport.threads import WaitingThread
 from tests.exec.explore import kernel as machine
 from tests.exec.explore.kernel import Kernel, Thread
 from tests.exec.explore.network import (
@@ -59,6 +60,7 @@ _MODULES = {
 }
 _NAMES = {
     concurrent.futures.ThreadPoolExecutor: Executor,
+    WaitingThread: Executor,
     concurrent.futures.Future: Future,
     concurrent.futures.wait: wait_for_futures,
     multiprocessing.connection.wait: wait_for_sockets,
