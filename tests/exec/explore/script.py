@@ -22,7 +22,7 @@ import torch
 from greenlet import GreenletExit
 from torch import Tensor
 
-from recycle.errors import JobError, RecycleError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.launch.request import job_of_script
 from recycle.exec.protocol import STAGE_LOST, GenerationRecord
@@ -278,7 +278,9 @@ class ScriptWorld:
                 count.steps += 1
                 self._note_step(session, step, part, state_of(stages, count))
                 self._pause()
-                if step != script.skips_at or session.worker.pipeline or session.worker.rank:
+                if step == script.skips_at and session.worker.pipeline == 0 == session.worker.rank:
+                    self.has_failed = True
+                else:
                     self._note_result(session, step, "all", None)
                 self._note_result(session, step, f"rank {part}", session.worker.rank)
                 if scenario.checkpoint_every and (step + 1) % scenario.checkpoint_every == 0:
@@ -376,6 +378,8 @@ class ScriptWorld:
         if not self.has_failed or scenario.faults or scenario.planned or scenario.crashes:
             return
         cause, code = "ScriptError", 1 if script.fails_at in (self._begin, scenario.steps + 1) else STAGE_LOST
+        if script.skips_at >= 0:
+            cause, code = "make the same collectives", RunError.exit_code
         if self._begin == scenario.steps:
             cause, code = "nothing is left to train", JobError.exit_code
         if cause not in text or error.exit_code != code:
