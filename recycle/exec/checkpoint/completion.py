@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, TimeoutError
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest, folder_of
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
+from recycle.exec.threads import WaitingThread
 from recycle.job import Job
 from recycle.job.manifest import MANIFEST
 
@@ -37,7 +38,7 @@ class CheckpointCompletion:
         self._has_metrics, self._wake = has_metrics, wake
         self._answers: list[Future[Answer]] = []
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._thread = WaitingThread()
 
     def kept(self) -> frozenset[int]:
         return frozenset(step for step, folder in checkpoint.folders(self._root) if (folder / MANIFEST).exists())
@@ -122,4 +123,4 @@ class CheckpointCompletion:
     def close(self) -> None:
         """Wait for pending completions up to the deadline, and complete no more."""
         self._wait_pending()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shut()

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from recycle.child import Child
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.model.state.learning_rate import learning_rate
+from recycle.exec.threads import WaitingThread
 from recycle.job import Job
 from recycle.job.analytic import model_flops
 from recycle.job.endpoints import parse_listening
@@ -256,7 +257,7 @@ class Trackers(Observer):
         self._peak = peak_flops(job, gpu)
         kinds = dict.fromkeys(_TRACKERS[key][0] for key in _wanted_keys(job))
         self._trackers: list[Tracker] = [kind(job, directory) for kind in kinds]
-        self._thread = ThreadPoolExecutor(1)  # starts with the first tracker
+        self._thread = WaitingThread()  # starts with the first tracker
         self._each(lambda tracker: tracker.start(first))
 
     def committed(self, line: dict[str, Any]) -> None:
@@ -284,8 +285,10 @@ class Trackers(Observer):
         """Close the trackers; pending updates have `CLOSING_SECONDS`."""
         if self._trackers:
             self._each(lambda tracker: tracker.close())
-            wait([self._thread.submit(lambda: None)], CLOSING_SECONDS)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            if wait([self._thread.submit(lambda: None)], CLOSING_SECONDS).not_done:
+                names = ", ".join(type(tracker).__name__ for tracker in self._trackers)
+                self._warn(f"{names}: the last values were not written within {CLOSING_SECONDS:g} s")
+        self._thread.shut()
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         if self._trackers:

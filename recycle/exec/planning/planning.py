@@ -13,7 +13,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ from recycle.exec.leader.plans import common_mode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
 from recycle.exec.processes.processes import Waker
+from recycle.exec.threads import WaitingThread
 from recycle.files import write_whole, writing
 from recycle.ir.schedule import Schedule, placement_of
 from recycle.job import PricedJob
@@ -76,7 +76,7 @@ class PlanService:
         self._lock = threading.Lock()
         self._prepared: queue.SimpleQueue[Planned] = queue.SimpleQueue()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="plans")
+        self._thread = WaitingThread()
         self._children: list[PlannerProcess] = []
         if planner is not None:
             likely = islice(self._likely(), has_first, None)
@@ -275,7 +275,7 @@ class PlanService:
     def close(self) -> None:
         for child in self._children:
             child.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shut()
 
 
 def _drained(items: queue.SimpleQueue[_Item]) -> list[_Item]:

@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
 from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
+from recycle.exec.threads import WaitingThread
 from recycle.exec.transport.base import Exchanging, LinkStats, Shapes, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, listening_ports, open_sockets, own_connections
 from recycle.exec.transport.formation import FormingStore
@@ -32,7 +33,6 @@ from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTr
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
-from recycle.exec.transport.threads import WaitingThread
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.job.shape import Worker

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from recycle.errors import RecycleError, first_line
+from recycle.exec.threads import WaitingThread
 from recycle.exec.transport.base import (
     Exchanging,
     Lane,
@@ -32,7 +33,6 @@ from recycle.exec.transport.base import (
     Unreachable,
     lane_places,
 )
-from recycle.exec.transport.threads import WaitingThread
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker

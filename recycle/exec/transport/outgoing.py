@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the command line reads faults without torch
     import torch
 
-from recycle.exec.transport.threads import WaitingThread
+from recycle.exec.threads import WaitingThread
 from recycle.job import Job, price
 from recycle.job.shape import Worker
 

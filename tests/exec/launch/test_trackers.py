@@ -2,6 +2,7 @@
 
 import json
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path, monkeypatch):
         config._thread.submit(lambda: None).result()
     config.close()
     assert warned == ["TensorBoard is disabled for the rest of this run: OSError: No space left on device"]
+
+
+def test_tracker_that_hangs_ends_no_run_and_delays_its_end_a_while_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(TensorBoard, "step", lambda *_: threading.Event().wait())
+    monkeypatch.setattr("recycle.exec.launch.trackers.CLOSING_SECONDS", 0.5)
+    config = trackers(tmp_path, warned := [])
+    config.committed(LINE)
+    config.close()
+    assert warned == ["TensorBoard: the last values were not written within 0.5 s"]
 
 
 @pytest.mark.soak
