@@ -497,10 +497,13 @@ class Rules:
             self._require_need(event["step"], event["cause"])
         error = event.get("error") if event["kind"] == "checkpoint" else None
         # A full disk has cost the checkpoint already, and the next leader looks for its parts.
-        has_been_full = "fill disk" in {fault.kind for fault in self._cluster.scenario.faults}
+        kinds = {fault.kind for fault in self._cluster.scenario.faults}
+        has_been_full = "fill disk" in kinds
         known = CHECKPOINT_ERRORS + "|No such file" * has_been_full
         # A leader that was stopped may complete what the next one has removed.
         is_gentle = self._is_gentle and not self._cluster.is_resumed
+        if left := re.match(r"worker (\S+) ended before", error or ""):
+            is_gentle &= not ("break" in kinds and left[1] in self._asked)  # it may have missed the commit
         if error and agent is self._leader and (is_gentle or not re.search(known, error)):
             self._fail("checkpoint", error)
 
@@ -547,8 +550,7 @@ class Rules:
         """Whether no process ends but those that are asked to, unless they are late."""
         scenario = self._cluster.scenario
         kinds = {fault.kind for fault in scenario.faults}
-        misses_commits = {"break", "drain node"} <= kinds  # and leaves without the state of a checkpoint
-        is_asked = kinds <= CALM_FAULTS | {*HARMLESS} and not misses_commits
+        is_asked = kinds <= CALM_FAULTS | {*HARMLESS}
         is_new = not self._cluster.is_resumed  # else processes of the earlier part have ended
         return not scenario.planned and is_asked and is_new and scenario.has_roles_only
 
