@@ -215,6 +215,12 @@ def optimizer_parts(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
+def write_model_parameters(optimizer: Any) -> None:
+    """Round this process's part of the fp32 parameters of a distributed optimizer to its part of the model's."""
+    for part in optimizer_parts(optimizer):
+        part._copy_main_params_to_model_params()
+
+
 @contextmanager
 def adam_steps_kept(optimizer: Any) -> Iterator[None]:
     """Inside the block megatron-core's distributed optimizer loads its checkpoints into torch's Adam, too.

@@ -50,6 +50,7 @@ from recycle.megatron_versions import (
     reset_gradients,
     running_timers,
     without_sync,
+    write_model_parameters,
 )
 from recycle.plans.hosting import Hosts
 
@@ -448,6 +449,7 @@ class Script:
             optimizer.load_state_dict(state)
             for parameter, source in zip(_parameters_of(optimizer), parameters, strict=True):
                 parameter.detach().copy_(source)
+        write_model_parameters(self.optimizer)  # others gather this part from here
 
 
 @contextmanager

@@ -195,19 +195,19 @@ def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive, calm):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "accumulation", "of_experts"),
+    ("ranks", "accumulation", "kind"),
     [
-        (1, "exact", ()),
+        (1, "exact", ("--bf16",)),
         *(
             pytest.param(*values, marks=pytest.mark.soak)
-            for values in ((2, "exact", ()), (1, "exact", EXPERTS), (2, "fast", ()))
+            for values in ((2, "exact", ()), (1, "exact", EXPERTS), (2, "fast", ()), (2, "exact", ("--fp16",)))
         ),
     ],
 )
-def test_parts_of_a_distributed_optimizer_have_two_holders(survive, ranks, accumulation, of_experts):
+def test_parts_of_a_distributed_optimizer_have_two_holders(survive, ranks, accumulation, kind):
     pytest.importorskip("einops")  # megatron-core needs it for two instances
-    described, last = job(4, accumulation=accumulation, ranks=ranks, tensor=2 if of_experts else 1), ranks - 1
-    options = ("--instances=2", *of_experts)
+    described, last = job(4, accumulation=accumulation, ranks=ranks, tensor=2 if kind == EXPERTS else 1), ranks - 1
+    options = ("--instances=2", *kind)
     calm = survive(described, *options)
     # The parts of 1 and 3 are alike: the last steps are made from what the joiner has copied.
     faults = f"kill:1.{last}@1.forward", "kill:2.0@2.stepped", f"rejoin:1.{last}@3", f"kill:3.{last}@4.reduce"
