@@ -56,7 +56,7 @@ class DropoutSeeds:
         is_cut: bool = False,
     ) -> None:
         self._seed, self._device = seed, device
-        self._iteration = self._micro_batch = 0
+        self._of = 0, 0  # iteration and micro-batch
         cuda = device.type == "cuda"
         self._generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
         # Modules outside of layers and the embedding draw from the state of the part.
@@ -77,7 +77,7 @@ class DropoutSeeds:
     @contextmanager
     def seeded(self, iteration: int, micro_batch: int) -> Iterator[None]:
         """Seed forwards inside the block for this iteration and micro-batch (global id)."""
-        self._iteration, self._micro_batch = iteration, micro_batch
+        self._of = iteration, micro_batch
         before = self._generator.get_state()
         try:
             yield
@@ -86,11 +86,25 @@ class DropoutSeeds:
 
     def _start(self, where: str) -> Callable[..., None]:
         def start(*_: Any) -> None:
-            key = f"dropout {self._seed} {self._iteration} {self._micro_batch} {where}".encode()
+            iteration, micro_batch = self._of
+            key = f"dropout {self._seed} {iteration} {micro_batch} {where}".encode()
             drawn = hashlib.blake2b(key, digest_size=8).digest()
             self._generator.manual_seed(int.from_bytes(drawn, "little") >> 1)
 
         return start
+
+    def repeatable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `forward` for the micro-batch that runs now, to be run again while another one does."""
+        of = self._of
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            before, self._of = self._of, of
+            try:
+                return forward(*arguments, **named)
+            finally:
+                self._of = before
+
+        return run
 
 
 PARTS: Mapping[str, str] = {
@@ -103,24 +117,25 @@ PARTS: Mapping[str, str] = {
 DEFAULT_PARTS = ("core_attn",)
 
 
-def _recomputed(forward: Callable[..., Any], draws: bool) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any], seeds: DropoutSeeds | None) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*arguments, **named)
-        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=draws, **named)
+        again = forward if seeds is None else seeds.repeatable(forward)
+        return checkpoint(again, *arguments, use_reentrant=False, preserve_rng_state=seeds is not None, **named)
 
     return run
 
 
-def recompute_layers(part: Module, draws: bool) -> None:
+def recompute_layers(part: Module, seeds: DropoutSeeds | None) -> None:
     """Recompute every layer of a part from its input. Raises JobError if the part has no list of layers."""
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
-        layer.forward = _recomputed(layer.forward, draws)
+        layer.forward = _recomputed(layer.forward, seeds)
 
 
-def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
+def recompute_parts(part: Module, names: Sequence[str], seeds: DropoutSeeds | None) -> None:
     """Recompute the named modules of every layer. Raises JobError for an unknown name."""
     for name in names:
         if name not in PARTS:
@@ -132,7 +147,7 @@ def recompute_parts(part: Module, names: Sequence[str], draws: bool) -> None:
         for wanted in dict.fromkeys(PARTS[name] for name in names):
             module = modules.get(f"{place}.{wanted}")
             if module is not None:
-                module.forward = _recomputed(module.forward, draws)
+                module.forward = _recomputed(module.forward, seeds)
 
 
 MESSAGE_SHAPE = "message_shape"
@@ -185,10 +200,10 @@ class StageModule:
             DropoutSeeds(module, first_layer, model.seed, device, (tensor_rank, ways), cut > 1) if draws else None
         )
         if job.recompute_of(index) == "layers":
-            recompute_layers(module, bool(draws))
+            recompute_layers(module, self._dropout)
         elif job.recompute_of(index) == "selective":
             parts = model.config.get("recompute_modules")
-            recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, bool(draws))
+            recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, self._dropout)
         self._versions = {name: content_version(buffer) for name, buffer in module.named_buffers()}
         self._modes = [(part, part.training) for part in module.modules()]
 

@@ -14,7 +14,7 @@ from recycle.exec.leader.commit import evaluate, evaluation_report
 from recycle.exec.model.build import build_stages, require_precision
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.model.part import DropoutSeeds
+from recycle.exec.model.part import DropoutSeeds, recompute_layers
 from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job.sections import EvalSection
@@ -129,6 +129,25 @@ def test_tensor_ranks_draw_separately_for_attention_only():
     assert not torch.equal(draws[0][0], draws[1][0])
     assert torch.equal(draws[1][0], draws[2][0])
     assert torch.equal(draws[0][1], draws[1][1])
+
+
+@pytest.mark.slow
+def test_tensor_ranks_draw_again_for_a_recomputed_layer_what_they_drew_for_its_micro_batch():
+    tested_job = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
+    build_pipeline(tested_job)  # megatron-core's groups
+    tokens, gradients = torch.arange(32)[None], []
+    for is_recomputed in (False, True):
+        part = build_part(tested_job, 0)
+        seeds = DropoutSeeds(part, 0, tested_job.model.seed, CPU, (1, 2))
+        if is_recomputed:
+            recompute_layers(part, seeds)
+        outputs = []
+        for micro_batch in range(2):
+            with seeds.seeded(3, micro_batch):
+                outputs.append(part(input_ids=tokens, position_ids=tokens, attention_mask=None))
+        outputs[0].square().sum().backward()  # after the forward of another micro-batch
+        gradients.append([parameter.grad for parameter in part.parameters() if parameter.grad is not None])
+    assert all(map(torch.equal, *gradients))
 
 
 HALF = {"precision": "bf16"}
