@@ -444,6 +444,8 @@ class MembershipSection(Section, frozen=True):
         warm_up (seconds): time that the first operation of each kind may take.
         form_timeout (seconds): time in which the groups of a generation must form.
         transport_timeout (seconds): time after which a wait of the transport fails.
+        script_timeout (seconds): time that a script of yours may take between two calls of its session while other
+            workers wait for it, such as for a checkpoint.
         start_deadline (seconds): time in which all workers must have started; a script of yours, imports, datasets and
             checkpoint included.
         rejoin_deadline (seconds): time that a run waits for a worker that comes back, or for missing agents.
@@ -472,6 +474,7 @@ class MembershipSection(Section, frozen=True):
     warm_up: DeadlineSeconds = 60.0
     form_timeout: DeadlineSeconds = 20.0
     transport_timeout: DeadlineSeconds = 300.0
+    script_timeout: DeadlineSeconds = 600.0
     start_deadline: DeadlineSeconds = 600.0
     rejoin_deadline: DeadlineSeconds = 120.0
     grace: DeadlineSeconds = 120.0

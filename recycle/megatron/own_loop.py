@@ -14,7 +14,7 @@ workers' micro-batches, and repeats the iteration unless it was committed. A ret
 copies its state from a peer before its first step.
 
 The session advances the worker's main loop (`recycle.exec.worker.main_loop`), which pauses between actions so that the
-script can run. Heartbeats go on meanwhile; how long the script takes between two calls is not watched.
+script can run. Heartbeats go on meanwhile; a script is waited for up to `[membership] script_timeout`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ class Session:
         self._final: FinalState | None = None
         atexit.register(self._end)
         self._progress: Progress | None = None  # heartbeats start with the participant
+        self._longest: float | None = None
         self._process = Participant(os.environ[SESSION], self._device_state)
         self._progress = self._process.member.progress
         self.job, self.worker = self._process.job, self._process.worker
+        limits = self.job.membership
+        self._longest = limits.script_timeout / limits.hung_factor  # the leader allows an operation `hung_factor` times
         shape = self.job.shape
         size = self._process.tensor_parallel
         tensor = TensorGroup(self._process.tensor_rank, size) if size > 1 else None
@@ -157,7 +160,7 @@ class Session:
         """The script makes progress, whatever it does, unless it waits for its peers in a collective."""
         is_waiting = self._progress is not None and self._progress.waiting
         if self._is_in_script and not is_waiting:
-            return DeviceState(next(self._beats), "script")
+            return DeviceState(next(self._beats), "script", self._longest)
         return self._process.transport.device_state()
 
     def __enter__(self) -> Self:

@@ -402,6 +402,7 @@ class Rules:
         is_next = before is not None and record.generation > before.generation and self._ran
         may_change = scenario.elastic or scenario.slow_messages or self._cluster.is_resumed
         may_change = may_change or record.plan == self._better or self._is_end_announced
+        may_change = may_change or (self._cluster.script is not None and self._cluster.script.has_delayed)
         if is_next and scenario.is_harmless and not may_change:
             self._fail("take-over", f"generation {record.generation} follows one that runs")
 

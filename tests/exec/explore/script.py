@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 COMMAND = ("python", "script.py")
 UNIT_SECONDS = 0.1
-LONG_SECONDS = 9.0
-"""Pause of a script between two calls of its session: longer than any operation of recycle may take."""
+LONG_SECONDS = 9.0, 60.0
+"""Pauses of a script between two calls of its session: longer than any operation of recycle may take."""
 Part = tuple[int, int]
 """A pipeline's rank, and a tensor rank: whose state a process has."""
 
@@ -165,6 +165,7 @@ class ScriptWorld:
         states: step and part -> digest of the state after the step. All runs of a course have the same.
         saved: step -> part -> state; what the script has written.
         has_failed: it has raised its error.
+        has_delayed: others have waited in vain for a process that paused.
     """
 
     def __init__(self, cluster: Cluster, script: UserScript) -> None:
@@ -176,7 +177,7 @@ class ScriptWorld:
         self._at_exit: dict[Process, list[Callable[[], object]]] = {}
         self._environment: dict[str, str] = {}
         self._sys = stand_in(sys, last_value=None)
-        self.has_failed = False
+        self.has_failed = self.has_delayed = False
         self._starts = self._begin = 0
 
     @property
@@ -308,8 +309,10 @@ class ScriptWorld:
 
     def _pause(self) -> None:
         kernel = self._cluster.kernel
-        is_long = self.script.pauses and kernel.draws.random() < 0.1
-        kernel.park(seconds=LONG_SECONDS if is_long else kernel.draw(0.0, 0.05))
+        chance = kernel.draws.random() if self.script.pauses else 1.0
+        long = LONG_SECONDS[chance < 0.01] if chance < 0.1 else 0.0
+        self.has_delayed = self.has_delayed or long > self._cluster.job.membership.transport_timeout
+        kernel.park(seconds=long or kernel.draw(0.0, 0.05))
 
     def _raise(self, step: int) -> None:
         self._rules.struck(current().process)
