@@ -55,6 +55,31 @@ def draw_interaction(seed: int) -> Interaction:
     raise AssertionError(f"seed {seed}: no combination was accepted")
 
 
+def with_real_model(seed: int) -> Interaction:
+    """An interaction with a random model of megatron-core's layers in place of the emulated one."""
+    draw, drawn = random.Random(f"model {seed}"), draw_interaction(seed)
+    model = {
+        "kind": draw.choice(["gpt", "llama", "qwen", "mixtral", "gemma"]),
+        **{"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256},
+        "dropout": draw.choice([0.0, 0.1]),
+        "tied": draw.random() < 0.3,
+        "recompute": draw.choice(["none", "full", "layers", "selective"]),
+    }
+    train = {
+        "precision": draw.choice(["fp32", "bf16"]),
+        "optimizer": draw.choice(["adamw", "adamw", "sgd"]),
+        "undo": draw.choice(["device", "host"]),
+        "per_token_loss": draw.random() < 0.2,
+    }
+    if any("flip=weight" in fault for fault in drawn.faults):
+        train["precision"] = "fp32"  # the next step would round the wrong weight again, and leave its gradient
+    for sections in (drawn.plain, drawn.sections):
+        sections["model"] |= model
+        sections["train"] |= train
+        sections["membership"] = {"dead_after": 5.0, "hung_after": 20.0, "drift": 0.0}
+    return drawn
+
+
 def _job(sections: Sections) -> PricedJob:
     keys = {name: dict(values) for name, values in sections.items()}
     shape = keys["shape"]

@@ -11,7 +11,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, matrix_row, phases, steps_for
-from tests.exec.interactions import draw_interaction, run_interaction
+from tests.exec.interactions import draw_interaction, run_interaction, with_real_model
 from tests.exec.runs import (
     assert_same_training,
     calm_run,
@@ -126,3 +126,9 @@ def test_fault_of_a_sharded_run_changes_no_bit(name, struck, launch):
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200))])
 def test_features_and_faults_change_no_bit(seed, servers, tmp_path):
     run_interaction(draw_interaction(seed), tmp_path, servers["emulated"])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(60))
+def test_features_and_faults_change_no_bit_of_real_models(seed, servers, tmp_path):
+    run_interaction(with_real_model(seed), tmp_path, servers["gpt"])
