@@ -124,6 +124,7 @@ class LeaderRuntime:
         self._standing = StandingOrders()
         self._drains: dict[Worker, list[Callable[[Refused], None]]] = {}
         self._early_drains: list[tuple[Drain, Callable[[Drained | Refused], None]]] = []
+        self._over: Over | None = None  # the outcome, once it has been told
         run = RunDescription(
             job=job,
             steps=request.steps,
@@ -202,6 +203,9 @@ class LeaderRuntime:
             peer(Rejected(), None)
             return False
         self.agents[node] = peer
+        if self._over is not None:  # told again: the agent's last connection broke
+            peer(self._over, None)
+            return True
         for order in self._standing.messages():
             peer(order, None)
         if self._standing.keys:
@@ -254,8 +258,9 @@ class LeaderRuntime:
         return [worker for worker in shape.workers() if self.leader.node_of(worker) == int(target)]
 
     def send_outcome(self, outcome: str) -> None:
+        self._over = Over(outcome)
         for peer in self.agents.values():
-            peer(Over(outcome), None)
+            peer(self._over, None)
 
     # Ticks.
 

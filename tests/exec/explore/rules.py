@@ -332,7 +332,7 @@ class Rules:
         for process, state in self.members.items():
             worker = str(process.worker)
             is_live = worker in record.live and record.incarnations.get(worker, 0) == process.incarnation
-            if not (process.is_alive and is_live):
+            if not (process.is_alive and is_live) or process.is_stopped:
                 continue
             if cursor.phase == "running":
                 is_new, evaluated = cursor.committed > record.committed, cursor.evaluated  # of a script it is NaN

@@ -371,6 +371,16 @@ STORIES = {
         returns=False,
         slow_plans=1.0,
     ),
+    "agent that connects again after the end is told the outcome": Scenario(
+        micro_batches=1,
+        steps=3,
+        returns=False,
+        faults=(
+            Fault(4.0, "end run"),
+            Fault(0.0, "break", 1, 1.5, "Hello", 8),
+            Fault(0.0, "break", 2, 0.0, "Hello", 8),
+        ),
+    ),
     "agent that has lost its role does not end the run": story(
         0, Fault(1.14, "isolate", 1, 8.52), Fault(5.13, "kill worker", 1), steps=2, spared=frozenset({0})
     ),
