@@ -452,13 +452,6 @@ def saved_product(node: Any, *, has_addend: bool) -> tuple[torch.Tensor, bool]:
     return node._saved_mat1, not node._saved_alpha == node._saved_beta == 1
 
 
-def gloo_device(address: str) -> Any:
-    """Open a gloo device, which listens at this address of the host on a port that the kernel chooses."""
-    import torch
-
-    return torch.distributed.ProcessGroupGloo.create_device(hostname=address)
-
-
 def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) -> Any:
     """Form a gloo group on a device; `timeout` in seconds."""
     import torch

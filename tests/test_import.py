@@ -20,7 +20,7 @@ HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", "selectors", "asyncio", "random"}
 """Modules by which a leader would have a clock, files, connections, threads or processes."""
-ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child"))
+ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child", "threads"))
 LAYERS = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
 """What each part may import besides itself; a part is the longest name here that a module's name begins with."""
 LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES

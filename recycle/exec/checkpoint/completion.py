@@ -13,9 +13,9 @@ import msgspec
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest, folder_of
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.threads import WaitingThread
 from recycle.job import Job
 from recycle.job.manifest import MANIFEST
+from recycle.threads import WaitingThread
 
 GENERATION_FIELDS = {"last": None, "finished": False, "checkpoint": False}
 """Fields of a commit that apply to its own generation only, reset in the manifest."""

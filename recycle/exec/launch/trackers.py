@@ -19,11 +19,11 @@ import msgspec
 from recycle.child import Child
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.exec.threads import WaitingThread
 from recycle.job import Job
 from recycle.job.analytic import model_flops
 from recycle.job.endpoints import parse_listening
 from recycle.runs.exporter import Request
+from recycle.threads import WaitingThread
 
 
 class Observer:

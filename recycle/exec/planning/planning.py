@@ -26,7 +26,6 @@ from recycle.exec.leader.plans import common_mode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
 from recycle.exec.processes.processes import Waker
-from recycle.exec.threads import WaitingThread
 from recycle.files import write_whole, writing
 from recycle.ir.schedule import Schedule, placement_of
 from recycle.job import PricedJob
@@ -35,6 +34,7 @@ from recycle.job.shape import Worker
 from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash
 from recycle.plans.hosting import Hosts, stages_by_rank
 from recycle.runs.logs import plan_file
+from recycle.threads import WaitingThread
 
 URGENT, BACKGROUND = 5, 12
 """Niceness of planners. If workers need all cores, a planner gets 25 % or 6 % of a core."""

@@ -25,7 +25,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
 from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
-from recycle.exec.threads import WaitingThread
 from recycle.exec.transport.base import Exchanging, LinkStats, Shapes, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, listening_ports, open_sockets, own_connections
 from recycle.exec.transport.formation import FormingStore
@@ -36,7 +35,8 @@ from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.job.shape import Worker
-from recycle.megatron_versions import gloo_device, gloo_group, set_timeout
+from recycle.megatron_versions import gloo_group, set_timeout
+from recycle.threads import WaitingThread
 
 PROBE_INTERVAL = 1.0
 """Interval of the check for broken idle connections."""
@@ -277,8 +277,13 @@ def form_group(settings: TransportSettings, name: str, rank: int, size: int, ove
     """Form a gloo group of `size` ranks. Raises RuntimeError after `over` is set, or on a timeout."""
     store = FormingStore(settings.store, over)  # a PrefixStore does not keep it alive
     address, ports = settings.address, settings.limits.ports
-    device = gloo_device(address) if ports is None else _device_within(address, ports)
+    device = _device_at(address) if ports is None else _device_within(address, ports)
     return gloo_group(PrefixStore(name, store), rank, size, device, settings.limits.form_timeout)
+
+
+def _device_at(address: str) -> Any:
+    """Open a device, which listens at this address of the host on a port that the kernel chooses."""
+    return torch.distributed.ProcessGroupGloo.create_device(hostname=address)
 
 
 @cache
@@ -291,7 +296,7 @@ def _device_within(address: str, ports: Ports) -> Any:
     try:
         for _ in range(MOST_CHOICES**2):
             before = listening_ports()
-            device = gloo_device(address)
+            device = _device_at(address)
             if all(ports[0] <= port <= ports[1] for port in listening_ports() - before):
                 return device
             others.append(device)  # stays open for now, so that the kernel chooses other ports

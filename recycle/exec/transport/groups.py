@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from recycle.errors import RecycleError, first_line
-from recycle.exec.threads import WaitingThread
 from recycle.exec.transport.base import (
     Exchanging,
     Lane,
@@ -37,6 +36,7 @@ from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
+from recycle.threads import WaitingThread
 
 OVER_SECONDS = 0.02
 """Polling interval of waits that cannot be interrupted."""

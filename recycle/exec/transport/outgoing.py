@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the command line reads faults without torch
     import torch
 
-from recycle.exec.threads import WaitingThread
 from recycle.job import Job, price
 from recycle.job.shape import Worker
+from recycle.threads import WaitingThread
 
 LOST_SECONDS = 0.2
 """Delay of a message on a flaky link: Linux's minimum TCP retransmission timeout (RFC 6298 has a second)."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from recycle.exec.threads import WaitingThread
+from recycle.threads import WaitingThread
 from tests.exec.explore import kernel as machine
 from tests.exec.explore.kernel import Kernel, Thread
 from tests.exec.explore.network import (

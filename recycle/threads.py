@@ -12,7 +12,7 @@ _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WaitingThread:
-    """Runs calls one after the other; Python ends without waiting for it, as it would for a `ThreadPoolExecutor`."""
+    """Runs calls one after the other. Unlike for a `ThreadPoolExecutor`, Python does not wait for it when it ends."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
