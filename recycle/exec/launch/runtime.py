@@ -124,7 +124,7 @@ class LeaderRuntime:
         self._standing = StandingOrders()
         self._drains: dict[Worker, list[Callable[[Refused], None]]] = {}
         self._early_drains: list[tuple[Drain, Callable[[Drained | Refused], None]]] = []
-        self._over: Over | None = None  # the outcome, once it has been told
+        self._over: Over | None = None  # once the run has ended
         run = RunDescription(
             job=job,
             steps=request.steps,
@@ -203,7 +203,7 @@ class LeaderRuntime:
             peer(Rejected(), None)
             return False
         self.agents[node] = peer
-        if self._over is not None:  # told again: the agent's last connection broke
+        if self._over is not None:  # the agent's last connection may have broken before
             peer(self._over, None)
             return True
         for order in self._standing.messages():
